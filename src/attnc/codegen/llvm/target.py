@@ -1,0 +1,75 @@
+"""What the compiler knows of the machine it compiles for."""
+
+from __future__ import annotations
+
+import functools
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Target:
+    """A machine: part of every cache key, and all that tile sizes may depend on (never the number of threads).
+
+    `vector_bits` is the width of one vector register (128, 256 or 512) and `registers` how many there are; cache sizes are
+    bytes a core. `features` is LLVM's comma-separated list.
+    """
+
+    triple: str
+    cpu: str
+    features: str
+    vector_bits: int
+    registers: int
+    l1_bytes: int = 32 * 1024
+    l2_bytes: int = 512 * 1024
+
+    def lanes(self, bits: int) -> int:
+        """How many elements of `bits` bits one vector register holds."""
+        return self.vector_bits // bits
+
+    @staticmethod
+    def host() -> Target:
+        """The machine we run on; `ATTNC_VECTOR_BITS` may narrow or widen its vectors (LLVM legalises what the CPU lacks)."""
+        return _host(os.environ.get("ATTNC_VECTOR_BITS", ""))
+
+
+@functools.cache
+def _host(vector_bits: str) -> Target:
+    import llvmlite.binding as llvm
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    features = llvm.get_host_cpu_features()
+    bits, registers = 128, 16
+    if features.get("avx512f") and features.get("avx512vl") and features.get("avx512bw") and features.get("avx512dq"):
+        bits, registers = 512, 32
+    elif features.get("avx2") and features.get("fma"):
+        bits = 256
+    elif features.get("neon"):
+        registers = 32
+    target = Target(
+        triple=llvm.get_default_triple(),
+        cpu=llvm.get_host_cpu_name(),
+        features=features.flatten(),
+        vector_bits=bits,
+        registers=registers,
+        l1_bytes=_cache_bytes(1, 32 * 1024),
+        l2_bytes=_cache_bytes(2, 512 * 1024),
+    )
+    if vector_bits:
+        wide = int(vector_bits)
+        target = replace(target, vector_bits=wide, registers=32 if wide == 512 else 16)
+    return target
+
+
+def _cache_bytes(level: int, default: int) -> int:
+    """The size of a core's data cache by the Linux kernel's word, or `default`."""
+    for entry in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        try:
+            if int((entry / "level").read_text()) == level and (entry / "type").read_text().strip() != "Instruction":
+                text = (entry / "size").read_text().strip()
+                return int(text.rstrip("KM")) * {"K": 1024, "M": 1024 * 1024}.get(text[-1], 1)
+        except (OSError, ValueError):
+            continue
+    return default
