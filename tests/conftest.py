@@ -15,6 +15,7 @@ os.environ["ATTNC_CACHE_DIR"] = tempfile.mkdtemp(prefix="attnc-tests-")
 
 import pytest
 from hypothesis import HealthCheck, settings
+
 from needs import PREFIX
 
 settings.register_profile(

@@ -1,4 +1,4 @@
-"""What a test needs of the machine. The only way to skip a test: `pytestmark = needs_tool("iree-opt")` or `@needs_isa("avx512f")`.
+"""What a test needs of the machine: `pytestmark = needs_tool("iree-opt")` or `@needs_isa("avx512f")`, the only way to skip one.
 
 What did not run for want of a tool or an instruction set is named at the end of the run (conftest.py); any other skip fails.
 """
