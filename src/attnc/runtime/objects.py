@@ -1,0 +1,95 @@
+"""Native object bytes into this process: linked by LLVM's LLJIT, reached by address."""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import functools
+import itertools
+import threading
+from collections.abc import Iterable, Sequence
+
+from attnc.errors import CompileError
+
+LIBRARY_FUNCTIONS = ("memcpy", "memmove", "memset", "memcmp") + tuple(
+    name + suffix
+    for suffix in ("", "f")
+    for name in (
+        "acos acosh asin asinh atan atan2 atanh cbrt ceil copysign cos cosh erf erfc exp exp10 exp2 expm1 fabs floor fma fmax fmin "
+        "fmod frexp hypot ldexp lgamma log log10 log1p log2 logb modf nearbyint pow remainder rint round roundeven sin sincos sinh "
+        "sqrt tan tanh tgamma trunc"
+    ).split()
+)
+"""What compiled code may call of the C library: LLVM turns intrinsics into these. They are imported by address, since a search
+of the process finds them only where some library happens to be loaded globally."""
+
+_lock = threading.RLock()
+_names = itertools.count()
+
+
+class LoadedObjects:
+    """Objects linked together; `addresses` of the exported symbols stay valid as long as this lives."""
+
+    def __init__(self, objects: Sequence[bytes], exports: Iterable[str]):
+        """Raises `CompileError` where an object is damaged or a symbol is missing."""
+        import llvmlite.binding as llvm
+
+        exports = list(exports)
+        builder = llvm.JITLibraryBuilder()
+        for data in objects:
+            if data[:4] not in _MAGICS:
+                raise CompileError("a compiled object is damaged: it is no object file of this machine")
+            builder.add_object_img(data)
+        for name, address in _library_addresses().items():
+            builder.import_symbol(name, address)
+        for name in exports:
+            builder.export_symbol(name)
+        with _lock:
+            try:
+                self._tracker = builder.link(_compiler(), f"attnc.{next(_names)}")
+            except RuntimeError as error:
+                raise CompileError(f"LLVM cannot link a compiled object: {error}") from error
+        self.addresses = {name: self._tracker[name] for name in exports}
+        if missing := [name for name, address in self.addresses.items() if not address]:
+            raise CompileError(f"a compiled object lacks {', '.join(missing)}")
+
+
+_MAGICS = (b"\x7fELF", b"\xcf\xfa\xed\xfe", b"\x64\x86\x00\x00", b"\x64\xaa\x00\x00")  # ELF, Mach-O, COFF
+
+
+@functools.cache
+def _compiler():
+    import llvmlite.binding as llvm
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    return llvm.create_lljit_compiler()
+
+
+@functools.cache
+def _library_addresses() -> dict[str, int]:
+    libraries = [ctypes.CDLL(None)]
+    for name in ("libm.so.6", ctypes.util.find_library("m") if not _is_loaded("libm.so.6") else None):
+        try:
+            if name:
+                libraries.append(ctypes.CDLL(name))
+        except OSError:
+            continue
+    addresses = {}
+    for name in LIBRARY_FUNCTIONS:
+        for library in libraries:
+            try:
+                addresses[name] = ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
+                break
+            except AttributeError:
+                continue
+    return addresses
+
+
+def _is_loaded(name: str) -> bool:
+    # find_library may start a compiler or ldconfig: only where the usual name does not serve.
+    try:
+        ctypes.CDLL(name)
+    except OSError:
+        return False
+    return True
