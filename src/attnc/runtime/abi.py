@@ -1,7 +1,8 @@
 """The record of a compiled kernel, and how its arguments become an array of 8-byte words.
 
     {"name": "attention", "thread_bytes": 65536, "arguments": [
-        {"role": "query", "kind": "buffer", "name": "query", "dtype": "f32", "rank": 4, "strides": "?x?x?x1"},
+        {"role": "query", "kind": "buffer", "name": "query", "dtype": "f32", "rank": 4,
+         "strides": "?x?x?x1", "sizes": "?x?x?x64"},
         {"role": "scale", "kind": "f32", "name": "scale"}, ...]}
 
 A buffer of rank r is a pointer, r sizes and r strides (in elements); `index`, `i64` and `i32` are one word; `f64` and `f32` are
@@ -46,7 +47,7 @@ ALIASES = {
 @dataclass(frozen=True)
 class Argument:
     """One argument of a kernel: what it is (`role`, `kind`), what it is called, and for a buffer its element type, rank and
-    which strides are fixed (`"?x?x?x1"`: a digit is the stride, `?` any)."""
+    which strides and sizes are fixed (`"?x?x?x1"`: a number is the stride or size, `?` any; "" fixes none)."""
 
     role: str
     kind: str
@@ -54,6 +55,7 @@ class Argument:
     dtype: str = ""
     rank: int = 0
     strides: str = ""
+    sizes: str = ""
 
     @property
     def format(self) -> str:
@@ -63,10 +65,12 @@ class Argument:
     @property
     def fixed_strides(self) -> tuple[int | None, ...]:
         """One entry a dim: the stride it must have, or None."""
-        if not self.rank:
-            return ()
-        fields = self.strides.split("x") if self.strides else ["?"] * self.rank
-        return tuple(None if text == "?" else int(text) for text in fields)
+        return _fields(self.strides, self.rank)
+
+    @property
+    def fixed_sizes(self) -> tuple[int | None, ...]:
+        """One entry a dim: the size it must have, or None."""
+        return _fields(self.sizes, self.rank)
 
     def describe(self) -> str:
         """`bias: f32[?, ?]`, for messages."""
@@ -116,16 +120,23 @@ class KernelRecord:
             raise CompileError(f"the kernel's record is damaged: {type(error).__name__}: {error}") from error
 
 
+def _fields(text: str, rank: int) -> tuple[int | None, ...]:
+    if not rank:
+        return ()
+    return tuple(None if field == "?" else int(field) for field in (text.split("x") if text else ["?"] * rank))
+
+
 def _argument(entry: Mapping[str, Any]) -> Argument:
     kind, dtype, rank = str(entry["kind"]), str(entry.get("dtype") or ""), int(entry.get("rank") or 0)
     dtype = ALIASES.get(dtype, dtype)
     if kind == "buffer":
         if dtype not in DTYPES:
             raise ValueError(f"element type {dtype!r}")
-        strides = str(entry.get("strides") or "")
-        if strides and len(strides.split("x")) != rank:
-            raise ValueError(f"strides {strides!r} of a buffer of rank {rank}")
-        return Argument(str(entry.get("role") or ""), kind, str(entry.get("name") or ""), dtype, rank, strides)
+        strides, sizes = str(entry.get("strides") or ""), str(entry.get("sizes") or "")
+        for text in (strides, sizes):
+            if len(_fields(text, rank)) != rank:
+                raise ValueError(f"strides or sizes {text!r} of a buffer of rank {rank}")
+        return Argument(str(entry.get("role") or ""), kind, str(entry.get("name") or ""), dtype, rank, strides, sizes)
     if kind not in KINDS:
         raise ValueError(f"kind {kind!r}")
     return Argument(str(entry.get("role") or ""), kind, str(entry.get("name") or ""))

@@ -6,6 +6,7 @@ page-aligned, cost nothing until touched, and belong to one process after a fork
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -27,10 +28,8 @@ class Block:
         if hasattr(mmap, "MAP_PRIVATE"):
             mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             if size >= HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
-                try:
+                with contextlib.suppress(OSError):  # a kernel without huge pages
                     mapping.madvise(mmap.MADV_HUGEPAGE)
-                except OSError:
-                    pass  # a kernel without huge pages
         else:
             mapping = mmap.mmap(-1, size)
         self._hold = ctypes.c_char.from_buffer(mapping)

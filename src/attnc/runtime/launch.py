@@ -1,8 +1,8 @@
 """A compiled kernel that can be called: plan → scratch → context → work → fault.
 
 The object of kernel NAME exports
-- `NAME.plan(args, result)`: result is four words: the number of tasks, the bytes of memory shared by all threads, how many leading
-  bytes of it must be zero, and an estimate of the work in floating-point operations;
+- `NAME.plan(args, result)`: result is four words: the number of tasks, the bytes of memory shared by all threads, how many
+  leading bytes of it must be zero, and an estimate of the work in floating-point operations;
 - `NAME.work(context)`: run by every thread until all tasks are done. context is eight words: args, shared memory, the threads'
   scratch, bytes of scratch a thread, next task, next thread slot, number of tasks, fault.
 """
@@ -74,8 +74,8 @@ class Kernel:
     def launch(self, words: Sequence[int | float], keep: object = None) -> int:
         """Run on the argument `words` (`record.format` tells their kinds) and return the fault word, 0 where all went well.
 
-        That the memory which the words point to has the sizes they claim is the caller's responsibility; `keep` is what keeps it
-        alive, even where Ctrl-C ends this function while threads still run.
+        That the memory which the words point to has the sizes they claim is the caller's responsibility; `keep` is what
+        keeps it alive, even where Ctrl-C ends this function while threads still run.
         """
         if self._loaded is None:
             self.load()
