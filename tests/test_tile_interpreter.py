@@ -76,3 +76,38 @@ def test_a_gather_out_of_range_is_a_fault():
     text = kernel("attention_forward").replace(" proven", "")
     with pytest.raises(IndexError, match="slopes"):
         run(text, query, key, value, 0.125, slopes[:1], np.empty_like(query), np.empty((1, 2, 10), np.float32), 1)
+
+
+def attention_gradients(query, key, value, scale, slopes, d_out):
+    """(out, lse, dQ, dK, dV, dslopes) of causal attention with ALiBi by torch's autograd in f64, dead queries at 0."""
+    import torch
+
+    leaves = [torch.from_numpy(array.copy()).double().requires_grad_() for array in (query, key, value, slopes)]
+    q_, k_, v_, slopes_ = leaves
+    ratio = query.shape[1] // key.shape[1]
+    k_, v_ = (t.repeat_interleave(ratio, dim=1) for t in (k_, v_))
+    q, k = torch.arange(query.shape[2])[:, None], torch.arange(key.shape[2])
+    scores = scale * q_ @ k_.mT + slopes_[:, None, None] * (k - q)
+    scores = scores.masked_fill(q < k, -torch.inf)
+    out = scores.softmax(dim=-1) @ v_
+    gradients = torch.autograd.grad(out, leaves, torch.from_numpy(d_out).double())
+    return tuple(t.detach().numpy() for t in (out, scores.logsumexp(dim=-1), *gradients))
+
+
+@pytest.mark.parametrize("exact", [False, True], ids=["f32", "exact"])
+@pytest.mark.parametrize(
+    ("batch", "heads", "kv_heads", "queries", "keys"),
+    [(1, 1, 1, 48, 64), (2, 2, 2, 130, 130), (2, 6, 2, 50, 129), (1, 2, 1, 65, 1)],
+)
+def test_attention_backward(batch, heads, kv_heads, queries, keys, exact):
+    rng = np.random.default_rng(5)
+    query, key, value, slopes = inputs(rng, batch, heads, kv_heads, queries, keys)
+    d_out = rng.standard_normal(query.shape, np.float32)
+    out, lse, *expected = attention_gradients(query, key, value, 0.125, slopes, d_out)
+    gradients = [np.zeros_like(query), np.full_like(key, np.nan), np.full_like(value, np.nan), np.zeros(heads)]
+    saved = [out.astype(np.float32), lse.astype(np.float32), d_out]
+    run(kernel("attention_backward"), query, key, value, 0.125, slopes, *saved, *gradients, exact=exact, shuffle=keys)
+    for gradient, wanted in zip(gradients, expected, strict=True):
+        # A slope sums over all pairs what may cancel, times distances up to the number of queries.
+        unit = 1e-5 if gradient.ndim == 4 else 1e-6 * batch * queries**2
+        np.testing.assert_allclose(gradient, wanted, atol=unit * max(1, np.abs(wanted).max()), rtol=0)

@@ -491,20 +491,26 @@ class StoreOp(IRDLOperation):
 
 @irdl_op_definition
 class AccumulateOp(IRDLOperation):
-    """`buffer[indices(r, c)] += tile(r, c)`: a sum that several tasks share. `owner` names the grid dimension by which partial
-    sums are kept apart and added in order, so that bits do not depend on threads."""
+    """`buffer[indices(r, c)] += tile(r, c)`: a sum that several tasks share.
+
+    `owners` are the grid dimensions in which tasks that add to the same element may differ: partial sums are kept apart by
+    them and added in order, so that bits do not depend on threads. Tasks that differ in another dimension add to other elements.
+    The element types may differ: the sum is kept in the buffer's (f32 tiles into an f64 sum).
+    """
 
     name = "tile.accumulate"
     tile = operand_def(TensorType)
     buffer = operand_def(MemRefType)
     indices = var_operand_def()
-    owner = attr_def(IntegerAttr)
+    owners = attr_def(ArrayAttr[IntegerAttr])
     assembly_format = (
-        "$tile `into` $buffer `[` $indices `]` `owner` $owner attr-dict `:` type($tile) `,` type($buffer) `,` `[` type($indices) `]`"
+        "$tile `into` $buffer `[` $indices `]` `owners` $owners attr-dict"
+        " `:` type($tile) `,` type($buffer) `,` `[` type($indices) `]`"
     )
 
-    def __init__(self, tile: SSAValue, buffer: SSAValue, indices: Sequence[SSAValue], owner: int):
-        super().__init__(operands=[tile, buffer, indices], attributes={"owner": IntegerAttr(owner, i64)})
+    def __init__(self, tile: SSAValue, buffer: SSAValue, indices: Sequence[SSAValue], owners: Sequence[int]):
+        attributes = {"owners": ArrayAttr([IntegerAttr(owner, i64) for owner in owners])}
+        super().__init__(operands=[tile, buffer, indices], attributes=attributes)
 
     def verify_(self):
         _check_tile(self, self.tile, "what is added")
