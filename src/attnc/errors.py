@@ -194,7 +194,7 @@ class IRError(AttncError, ValueError):
 
 
 class IRSyntaxError(IRError):
-    """Text that does not parse. `str()` is `file:line:col: error: message`, the source line and a caret, as MLIR's tools print."""
+    """Text that does not parse. `str()` is `file:line:col: error: message`, the source line and a caret, as mlir-opt prints."""
 
     default_remedy = "text in another dialect's custom form can be printed by iree-opt --mlir-print-op-generic"
 

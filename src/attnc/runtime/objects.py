@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from attnc.errors import CompileError
 
 _MATH = """
-    acos acosh asin asinh atan atan2 atanh cbrt ceil copysign cos cosh erf erfc exp exp10 exp2 expm1 fabs floor fma fmax fmin fmod
-    frexp hypot ldexp lgamma log log10 log1p log2 logb modf nearbyint pow remainder rint round roundeven sin sincos sinh sqrt tan
-    tanh tgamma trunc
+    acos acosh asin asinh atan atan2 atanh cbrt ceil copysign cos cosh erf erfc exp exp10 exp2 expm1 fabs floor fma fmax fmin
+    fmod frexp hypot ldexp lgamma log log10 log1p log2 logb modf nearbyint pow remainder rint round roundeven sin sincos sinh
+    sqrt tan tanh tgamma trunc
 """
 LIBRARY_FUNCTIONS = ("memcpy", "memmove", "memset", "memcmp") + tuple(
     name + suffix for suffix in ("", "f") for name in _MATH.split()
