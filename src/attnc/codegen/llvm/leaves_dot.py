@@ -1,0 +1,306 @@
+"""Leaf routines for `tile.dot`: a strip of rows times panels, with a block of accumulators in registers.
+
+The left operand is row-major; the right one is packed in panels of `columns` = vectors · lanes columns, `[depth][columns]`
+each. Both products of attention are the same loop, so one internal function serves both and their sizes are run-time numbers: a
+machine compiles it once for an element type. It comes out of LLVM's code generator as it should without any IR pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attnc.analysis.machine import register_tile
+from attnc.codegen.llvm.target import Target
+from attnc.codegen.llvm.text import Function, Value, float_constant, splat_constant, vector
+
+BITS = {"float": 32, "double": 64}
+SHORT = {"float": "f32", "double": "f64", "half": "f16", "bfloat": "bf16"}
+UNROLL = 2
+ROWS_PER_POINTER = 3
+
+VARIANTS = {12: ((12, 8), (4, 2), (2, 0)), 8: ((8, 4), (4, 2), (2, 0)), 6: ((6, 2), (2, 0))}
+"""For each height of the register tile: (rows, the count of rows left above which this many are done at once)."""
+
+
+class Shape:
+    """The register tile for one element type: `rows` × `vectors` vectors of `width` lanes."""
+
+    def __init__(self, element: str, target: Target):
+        self.element = element
+        self.bits = BITS[element]
+        self.bytes = self.bits // 8
+        self.width = target.lanes(self.bits)
+        self.rows, self.vectors = register_tile(target, self.bits)
+        self.columns = self.width * self.vectors
+        self.type = vector(self.width, element)
+        self.zero = splat_constant(float_constant(0.0, element), self.width, element)
+        self.fmuladd = f"@llvm.fmuladd.{f'v{self.width}' if self.width > 1 else ''}f{self.bits}"
+        self.declarations = f"declare {self.type} {self.fmuladd}({', '.join([self.type] * 3)})\n"
+
+    def symbol(self, name: str) -> str:
+        return f"attnc.{name}.{SHORT[self.element]}.{self.rows}x{self.columns}"
+
+    def multiply_add(self, f: Function, a: Value, b: Value, c: Value) -> Value:
+        """a · b + c, fused where the machine can."""
+        return f.emit(f"call {self.type} {self.fmuladd}({self.type} {a}, {self.type} {b}, {self.type} {c})")
+
+
+OPERANDS = [
+    ("ptr", "lhs"),
+    ("i64", "lhs_stride"),
+    ("ptr", "panels"),
+    ("i64", "panel_stride"),
+    ("ptr", "out"),
+    ("i64", "out_stride"),
+]
+
+
+def products(element: str, target: Target) -> tuple[tuple[str, str], str]:
+    """The symbols of `dot_rows` and `dot_accumulate`, and one text that defines both.
+
+    Strides are in elements; nothing needs alignment. `rows` is any number ≥ 1; whole register tiles may be read and written, so
+    scratch (and `scale`) has a multiple of `register_tile` rows. With NR columns a panel:
+
+    `void dot_rows(ptr lhs, i64 lhs_stride, ptr panels, i64 panel_stride, ptr out, i64 out_stride,
+                   i64 panel_count, i64 rows, i64 depth)`
+        out[r, p·NR + c] = Σ_{d < depth} lhs[r, d] · panels[p, d, c]
+
+    `void dot_accumulate(ptr lhs, i64 lhs_stride, ptr panels, i64 panel_stride, ptr acc, i64 acc_stride,
+                         ptr scale, i64 depth, i64 rows, i64 panel_count)`
+        acc[r, p·NR + c] = scale[r] · acc[r, p·NR + c] + Σ_{d < depth} lhs[r, d] · panels[p, d, c]; a null `scale` is 1
+    """
+    shape = Shape(element, target)
+    product, dot, accumulate = shape.symbol("product"), shape.symbol("dot_rows"), shape.symbol("dot_accumulate")
+    ones = shape.symbol("ones")
+    operands = "ptr %lhs, i64 %lhs_stride, ptr %panels, i64 %panel_stride, ptr %out, i64 %out_stride"
+    first = Function(dot, [*OPERANDS, ("i64", "panel_count"), ("i64", "rows"), ("i64", "depth")])
+    first.do(f"call void @{product}({operands}, ptr null, i64 %depth, i64 %rows, i64 %panel_count, i1 true)")
+    second = Function(accumulate, [*OPERANDS, ("ptr", "scale"), ("i64", "depth"), ("i64", "rows"), ("i64", "panel_count")])
+    second.do(f"call void @{product}({operands}, ptr %scale, i64 %depth, i64 %rows, i64 %panel_count, i1 false)")
+    constant = splat_constant(float_constant(1.0, element), shape.rows, element)[1:-1]
+    text = "\n".join(
+        [
+            f"@{ones} = internal constant [{shape.rows} x {element}] [{constant}]",
+            first.finish(),
+            second.finish(),
+            _product(shape, product, ones),
+            shape.declarations,
+        ]
+    )
+    return (dot, accumulate), text
+
+
+def _product(shape: Shape, symbol: str, ones: str) -> str:
+    """All rows, in blocks of as many as fit: `switch` on what is left."""
+    f = Function(
+        symbol,
+        [*OPERANDS, ("ptr", "scale"), ("i64", "depth"), ("i64", "rows"), ("i64", "panel_count"), ("i1", "fresh")],
+        linkage="internal",
+    )
+    stride = f.emit(f"mul i64 %lhs_stride, {shape.bytes}")
+    whole = f.emit(f"and i64 %depth, {-UNROLL}")
+    unscaled = f.emit("icmp eq ptr %scale, null")
+    head = f.new_block("rows")
+    entry = f.current_block
+    f.branch(head)
+    f.place(head)
+    phi_place = len(f.lines)
+    f.lines.append("")
+    row, incoming = "%row", [f"[ 0, %{entry} ]"]
+    left = f.emit(f"sub i64 %rows, {row}")
+    lhs = f.pointer("%lhs", f.emit(f"mul i64 {row}, %lhs_stride"), shape.element)
+    out = f.pointer("%out", f.emit(f"mul i64 {row}, %out_stride"), shape.element)
+    own = f.pointer("%scale", row, shape.element)
+    scale = f.emit(f"select i1 {unscaled}, ptr @{ones}, ptr {own}")
+    for rows, above in VARIANTS[shape.rows]:
+        take, otherwise = f.new_block(f"take{rows}"), f.new_block("fewer")
+        f.branch_if(f.emit(f"icmp sgt i64 {left}, {above}"), take, otherwise)
+        f.place(take)
+        _block(f, shape, rows, lhs, stride, whole, out, scale)
+        following = f.emit(f"add i64 {row}, {rows}")
+        incoming.append(f"[ {following}, %{f.current_block} ]")
+        f.branch(head)
+        f.place(otherwise)
+    f.lines[phi_place] = f"  {row} = phi i64 {', '.join(incoming)}"
+    return f.finish()
+
+
+def _block(f: Function, shape: Shape, rows: int, lhs: Value, stride: Value, whole: Value, out: Value, scale: Value) -> None:
+    """`rows` rows times every panel."""
+    element, type_, vectors = shape.element, shape.type, shape.vectors
+    pointers = [lhs]
+    if rows > ROWS_PER_POINTER:
+        triple = f.emit(f"mul i64 {stride}, {ROWS_PER_POINTER}")
+        for _ in range(ROWS_PER_POINTER, rows, ROWS_PER_POINTER):
+            pointers.append(f.pointer(pointers[-1], triple))
+    unroll = UNROLL if rows == shape.rows else 1
+
+    def places(corner: Value) -> list[Value]:
+        """A pointer for each vector of the block, by rows."""
+        result = []
+        for r in range(rows):
+            if r:
+                corner = f.pointer(corner, "%out_stride", element)
+            result += [f.pointer(corner, v * shape.width, element) for v in range(vectors)]
+        return result
+
+    def scaled(corner: Value) -> list[Value]:
+        result = []
+        for n, place in enumerate(places(corner)):
+            if n % vectors == 0:
+                factor = f.load(element, f.pointer(scale, n // vectors, element), shape.bytes)
+                factor = f.splat(factor, shape.width, element)
+            result.append(f.emit(f"fmul {type_} {f.load(type_, place, shape.bytes)}, {factor}"))
+        return result
+
+    def panel_loop(p: Value, _: list[Value]) -> None:
+        panel = f.pointer("%panels", f.emit(f"mul i64 {p}, %panel_stride"), element)
+        corner = f.pointer(out, f.emit(f"mul i64 {p}, {shape.columns}"), element)
+        count = rows * vectors
+        values = f.when("%fresh", lambda: [shape.zero] * count, lambda: scaled(corner), [type_] * count)
+
+        def steps(times: int):
+            def body(d: Value, values: list[Value]) -> list[Value]:
+                here = [f.pointer(pointer, d, element) for pointer in pointers]
+                at = f.pointer(panel, f.emit(f"mul i64 {d}, {shape.columns}"), element)
+                for u in range(times):
+                    values = _step(f, shape, rows, here, stride, at, values, u)
+                return values
+
+            return body
+
+        carried = [(type_, value) for value in values]
+        if unroll > 1:
+            values = f.loop(0, whole, unroll, steps(unroll), carried, "depth")
+            carried = [(type_, value) for value in values]
+            values = f.loop(whole, "%depth", 1, steps(1), carried, "rest")
+        else:
+            values = f.loop(0, "%depth", 1, steps(1), carried, "depth")
+        for value, place in zip(values, places(corner), strict=True):
+            f.store(type_, value, place, shape.bytes)
+
+    f.loop(0, "%panel_count", 1, panel_loop, hint="panel")
+
+
+def _step(
+    f: Function,
+    shape: Shape,
+    rows: int,
+    lhs: Sequence[Value],
+    stride: Value,
+    panel: Value,
+    accumulators: list[Value],
+    offset: int,
+) -> list[Value]:
+    """One column of the left rows times one row of the panel, both `offset` places on, added to the accumulators.
+
+    One pointer serves three rows (an x86 address reaches a stride and its double): a pointer a row would need twelve of the
+    sixteen general registers.
+    """
+    element, width, vectors, result = shape.element, shape.width, shape.vectors, list(accumulators)
+    right = [f.load(shape.type, f.pointer(panel, (offset * vectors + v) * width, element), shape.bytes) for v in range(vectors)]
+    double = f.emit(f"shl i64 {stride}, 1")
+    for r in range(rows):
+        pointer = lhs[r // ROWS_PER_POINTER]
+        within = r % ROWS_PER_POINTER
+        if within:
+            pointer = f.pointer(pointer, stride if within == 1 else double)
+        left = f.splat(f.load(element, f.pointer(pointer, offset, element), shape.bytes), width, element)
+        for v in range(vectors):
+            n = r * vectors + v
+            result[n] = shape.multiply_add(f, left, right[v], result[n])
+    return result
+
+
+def dot_accumulate_careful(element: str, target: Target) -> tuple[str, str]:
+    """`void (ptr lhs, i64 lhs_stride, ptr panels, i64 panel_stride, ptr acc, i64 acc_stride,
+              ptr scale, i64 depth, i64 rows, i64 panel_count, ptr live, i64 live_stride)`
+
+    `dot_accumulate` where (r, d) takes part only if the byte live[r, d] is not zero, whatever the operands hold. For the rare
+    block whose result was not finite, so small rather than fast.
+    """
+    shape = Shape(element, target)
+    symbol = shape.symbol("dot_accumulate_careful")
+    f = Function(
+        symbol,
+        [
+            *OPERANDS,
+            ("ptr", "scale"),
+            ("i64", "depth"),
+            ("i64", "rows"),
+            ("i64", "panel_count"),
+            ("ptr", "live"),
+            ("i64", "live_stride"),
+        ],
+    )
+    type_, one = shape.type, float_constant(1.0, element)
+    unscaled = f.emit("icmp eq ptr %scale, null")
+
+    def row_loop(r: Value, _: list[Value]) -> None:
+        lhs = f.pointer("%lhs", f.emit(f"mul i64 {r}, %lhs_stride"), element)
+        out = f.pointer("%out", f.emit(f"mul i64 {r}, %out_stride"), element)
+        live = f.pointer("%live", f.emit(f"mul i64 {r}, %live_stride"))
+        (factor,) = f.when(
+            unscaled, lambda: [one], lambda: [f.load(element, f.pointer("%scale", r, element), shape.bytes)], [element]
+        )
+        factor = f.splat(factor, shape.width, element)
+
+        def panel_loop(p: Value, _: list[Value]) -> None:
+            panel = f.pointer("%panels", f.emit(f"mul i64 {p}, %panel_stride"), element)
+            corner = f.pointer(out, f.emit(f"mul i64 {p}, {shape.columns}"), element)
+            places = [f.pointer(corner, v * shape.width, element) for v in range(shape.vectors)]
+            initial = [f.emit(f"fmul {type_} {f.load(type_, place, shape.bytes)}, {factor}") for place in places]
+
+            def depth_loop(d: Value, values: list[Value]) -> list[Value]:
+                def add() -> list[Value]:
+                    left = f.splat(f.load(element, f.pointer(lhs, d, element), shape.bytes), shape.width, element)
+                    at = f.pointer(panel, f.emit(f"mul i64 {d}, {shape.columns}"), element)
+                    return [
+                        shape.multiply_add(f, left, f.load(type_, f.pointer(at, v * shape.width, element), shape.bytes), value)
+                        for v, value in enumerate(values)
+                    ]
+
+                alive = f.emit(f"icmp ne i8 {f.load('i8', f.pointer(live, d))}, 0")
+                return f.when(alive, add, lambda: values, [type_] * shape.vectors)
+
+            values = f.loop(0, "%depth", 1, depth_loop, [(type_, value) for value in initial], "depth")
+            for value, place in zip(values, places, strict=True):
+                f.store(type_, value, place, shape.bytes)
+
+        f.loop(0, "%panel_count", 1, panel_loop, hint="panel")
+
+    f.loop(0, "%rows", 1, row_loop, hint="row")
+    return symbol, f.finish() + "\n" + shape.declarations
+
+
+def finite(element: str, target: Target) -> tuple[str, str]:
+    """`i32 (ptr acc, i64 stride, i64 rows, i64 columns)`: 1 if acc[r, c] is finite for all r < rows, c < columns, else 0."""
+    shape = Shape(element, target)
+    symbol = shape.symbol("finite")
+    f = Function(symbol, [("ptr", "acc"), ("i64", "stride"), ("i64", "rows"), ("i64", "columns")], result="i32")
+    type_, zero = shape.type, float_constant(0.0, element)
+    whole = f.emit(f"and i64 %columns, {-shape.width}")
+
+    # x · 0 is zero for a finite x and NaN otherwise, and a NaN stays in the sum.
+    def row_loop(r: Value, sums: list[Value]) -> list[Value]:
+        row = f.pointer("%acc", f.emit(f"mul i64 {r}, %stride"), element)
+
+        def vectors(c: Value, sums: list[Value]) -> list[Value]:
+            value = f.load(type_, f.pointer(row, c, element), shape.bytes)
+            return [f.emit(f"fadd {type_} {sums[0]}, {f.emit(f'fmul {type_} {value}, {shape.zero}')}")]
+
+        def scalars(c: Value, sums: list[Value]) -> list[Value]:
+            value = f.load(element, f.pointer(row, c, element), shape.bytes)
+            return [f.emit(f"fadd {element} {sums[0]}, {f.emit(f'fmul {element} {value}, {zero}')}")]
+
+        wide = f.loop(0, whole, shape.width, vectors, [(type_, sums[0])], "column")
+        narrow = f.loop(whole, "%columns", 1, scalars, [(element, sums[1])], "rest")
+        return [*wide, *narrow]
+
+    wide, narrow = f.loop(0, "%rows", 1, row_loop, [(type_, shape.zero), (element, zero)], "row")
+    good = f.emit(f"fcmp ord {type_} {wide}, {shape.zero}")
+    bits = f.emit(f"bitcast <{shape.width} x i1> {good} to i{shape.width}")
+    all_good = f.emit(f"icmp eq i{shape.width} {bits}, -1")
+    rest_good = f.emit(f"fcmp ord {element} {narrow}, {zero}")
+    result = f.emit(f"zext i1 {f.emit(f'and i1 {all_good}, {rest_good}')} to i32")
+    return symbol, f.finish(result)
