@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
+import mmap
 import platform
 from dataclasses import replace
 
@@ -97,6 +98,24 @@ def unaligned(array: np.ndarray) -> np.ndarray:
     result = room[start : start + array.size].reshape(array.shape)
     result[...] = array
     assert not array.size or result.ctypes.data % 64 == array.itemsize
+    return result
+
+
+@functools.cache
+def guarded_pages() -> tuple[np.ndarray, int]:
+    """Memory whose last page must not be touched, and how many bytes come before it."""
+    size = 1 << 20
+    pages = mmap.mmap(-1, size + mmap.PAGESIZE)
+    array = np.frombuffer(pages, np.uint8)
+    assert ctypes.CDLL(None, use_errno=True).mprotect(ctypes.c_void_p(array.ctypes.data + size), mmap.PAGESIZE, 0) == 0
+    return array, size
+
+
+def guarded(array: np.ndarray) -> np.ndarray:
+    """A copy behind whose end reading faults."""
+    pages, size = guarded_pages()
+    result = pages[size - array.nbytes : size].view(array.dtype).reshape(array.shape)
+    result[...] = array
     return result
 
 
@@ -230,7 +249,7 @@ def test_pack(machine: str, source: str, element: str, size: int, transposed: bo
             destination = unaligned(np.full((expected.shape[0], expected[0].size + 2 if expected.size else 2), 7, lib.dtype))
             lib.call(
                 "pack_rhs_transposed" if transposed else "pack_rhs",
-                *(unaligned(stored), row_stride, column_stride, destination, destination.shape[1], valid, rows, size),
+                *(guarded(stored), row_stride, column_stride, destination, destination.shape[1], valid, rows, size),
             )
             np.testing.assert_array_equal(destination[:, :-2].reshape(expected.shape), expected)
             assert (destination[:, -2:] == 7).all()

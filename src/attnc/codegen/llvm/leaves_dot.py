@@ -18,8 +18,9 @@ SHORT = {"float": "f32", "double": "f64", "half": "f16", "bfloat": "bf16"}
 UNROLL = 2
 ROWS_PER_POINTER = 3
 
-VARIANTS = {12: ((12, 8), (4, 2), (2, 0)), 8: ((8, 4), (4, 2), (2, 0)), 6: ((6, 2), (2, 0))}
-"""For each height of the register tile: (rows, the count of rows left above which this many are done at once)."""
+VARIANTS = {12: ((12, 8), (4, 0)), 8: ((8, 4), (4, 0)), 6: ((6, 2), (2, 0))}
+"""For each height of the register tile: (rows, the count of rows left above which this many are done at once). Few variants: each
+costs three milliseconds of compile time."""
 
 
 class Shape:
@@ -83,52 +84,80 @@ def products(element: str, target: Target) -> tuple[tuple[str, str], str]:
             f"@{ones} = internal constant [{shape.rows} x {element}] [{constant}]",
             first.finish(),
             second.finish(),
-            _product(shape, product, ones),
+            *_product(shape, product, ones),
             shape.declarations,
         ]
     )
     return (dot, accumulate), text
 
 
-def _product(shape: Shape, symbol: str, ones: str) -> str:
-    """All rows, in blocks of as many as fit: `switch` on what is left."""
+def _product(shape: Shape, symbol: str, ones: str) -> list[str]:
+    """The function over all rows, in blocks of as many as fit what is left, and the functions of the blocks."""
     f = Function(
         symbol,
         [*OPERANDS, ("ptr", "scale"), ("i64", "depth"), ("i64", "rows"), ("i64", "panel_count"), ("i1", "fresh")],
         linkage="internal",
     )
-    stride = f.emit(f"mul i64 %lhs_stride, {shape.bytes}")
-    whole = f.emit(f"and i64 %depth, {-UNROLL}")
+    variants = VARIANTS[shape.rows]
     unscaled = f.emit("icmp eq ptr %scale, null")
-    head = f.new_block("rows")
-    entry = f.current_block
+    whole = f.emit(f"and i64 %depth, {-UNROLL}")
+    rest = f.emit(f"sub i64 %depth, {whole}")
+    rest_panels = f.pointer("%panels", f.emit(f"mul i64 {whole}, {shape.columns}"), shape.element)
+
+    def block(rows: int, lhs: Value, panels: Value, out: Value, scale: Value, depth: Value, fresh: Value) -> None:
+        f.do(
+            f"call void @{symbol}.{rows}(ptr {lhs}, i64 %lhs_stride, ptr {panels}, i64 %panel_stride, "
+            f"ptr {out}, i64 %out_stride, ptr {scale}, i64 {depth}, i64 %panel_count, i1 {fresh})"
+        )
+
+    def take(rows: int, row: Value) -> Value:
+        def at(base: Value, moved: Value, stride: str) -> Value:
+            return f.pointer(base, f.emit(f"mul i64 {moved}, {stride}"), shape.element)
+
+        lhs, out = at("%lhs", row, "%lhs_stride"), at("%out", row, "%out_stride")
+        scale = f.emit(f"select i1 {unscaled}, ptr @{ones}, ptr {f.pointer('%scale', row, shape.element)}")
+        if rows != shape.rows:
+            block(rows, lhs, "%panels", out, scale, "%depth", "%fresh")
+            return f.emit(f"add i64 {row}, {rows}")
+        # The unrolled block leaves an odd end to the next smaller one, which is not unrolled: half the code.
+        block(rows, lhs, "%panels", out, scale, whole, "%fresh")
+        fewer = variants[1][0]
+
+        def end(r: Value, _: list[Value]) -> None:
+            below = f.pointer(at(lhs, r, "%lhs_stride"), whole, shape.element)
+            block(fewer, below, rest_panels, at(out, r, "%out_stride"), f"@{ones}", rest, "false")
+
+        f.loop(0, f.emit(f"select i1 {f.emit(f'icmp eq i64 {rest}, 0')}, i64 0, i64 {rows}"), fewer, end, hint="end")
+        return f.emit(f"add i64 {row}, {rows}")
+
+    head, entry = f.new_block("rows"), f.current_block
     f.branch(head)
     f.place(head)
-    phi_place = len(f.lines)
+    place = len(f.lines)
     f.lines.append("")
     row, incoming = "%row", [f"[ 0, %{entry} ]"]
     left = f.emit(f"sub i64 %rows, {row}")
-    lhs = f.pointer("%lhs", f.emit(f"mul i64 {row}, %lhs_stride"), shape.element)
-    out = f.pointer("%out", f.emit(f"mul i64 {row}, %out_stride"), shape.element)
-    own = f.pointer("%scale", row, shape.element)
-    scale = f.emit(f"select i1 {unscaled}, ptr @{ones}, ptr {own}")
-    for rows, above in VARIANTS[shape.rows]:
-        take, otherwise = f.new_block(f"take{rows}"), f.new_block("fewer")
-        f.branch_if(f.emit(f"icmp sgt i64 {left}, {above}"), take, otherwise)
-        f.place(take)
-        _block(f, shape, rows, lhs, stride, whole, out, scale)
-        following = f.emit(f"add i64 {row}, {rows}")
-        incoming.append(f"[ {following}, %{f.current_block} ]")
+    for rows, above in variants:
+        yes, no = f.new_block(f"take{rows}"), f.new_block("fewer")
+        f.branch_if(f.emit(f"icmp sgt i64 {left}, {above}"), yes, no)
+        f.place(yes)
+        incoming.append(f"[ {take(rows, row)}, %{f.current_block} ]")
         f.branch(head)
-        f.place(otherwise)
-    f.lines[phi_place] = f"  {row} = phi i64 {', '.join(incoming)}"
-    return f.finish()
+        f.place(no)
+    f.lines[place] = f"  {row} = phi i64 {', '.join(incoming)}"
+    return [f.finish(), *(_block(shape, f"{symbol}.{rows}", rows) for rows, _ in variants)]
 
 
-def _block(f: Function, shape: Shape, rows: int, lhs: Value, stride: Value, whole: Value, out: Value, scale: Value) -> None:
-    """`rows` rows times every panel."""
+def _block(shape: Shape, symbol: str, rows: int) -> str:
+    """`rows` rows times every panel; `depth` is a multiple of `UNROLL` where `rows` is the height of the register tile."""
+    f = Function(
+        symbol,
+        [*OPERANDS, ("ptr", "scale"), ("i64", "depth"), ("i64", "panel_count"), ("i1", "fresh")],
+        linkage="internal",
+    )
     element, type_, vectors = shape.element, shape.type, shape.vectors
-    pointers = [lhs]
+    stride = f.emit(f"mul i64 %lhs_stride, {shape.bytes}")
+    pointers = ["%lhs"]
     if rows > ROWS_PER_POINTER:
         triple = f.emit(f"mul i64 {stride}, {ROWS_PER_POINTER}")
         for _ in range(ROWS_PER_POINTER, rows, ROWS_PER_POINTER):
@@ -148,38 +177,30 @@ def _block(f: Function, shape: Shape, rows: int, lhs: Value, stride: Value, whol
         result = []
         for n, place in enumerate(places(corner)):
             if n % vectors == 0:
-                factor = f.load(element, f.pointer(scale, n // vectors, element), shape.bytes)
+                factor = f.load(element, f.pointer("%scale", n // vectors, element), shape.bytes)
                 factor = f.splat(factor, shape.width, element)
             result.append(f.emit(f"fmul {type_} {f.load(type_, place, shape.bytes)}, {factor}"))
         return result
 
     def panel_loop(p: Value, _: list[Value]) -> None:
         panel = f.pointer("%panels", f.emit(f"mul i64 {p}, %panel_stride"), element)
-        corner = f.pointer(out, f.emit(f"mul i64 {p}, {shape.columns}"), element)
+        corner = f.pointer("%out", f.emit(f"mul i64 {p}, {shape.columns}"), element)
         count = rows * vectors
         values = f.when("%fresh", lambda: [shape.zero] * count, lambda: scaled(corner), [type_] * count)
 
-        def steps(times: int):
-            def body(d: Value, values: list[Value]) -> list[Value]:
-                here = [f.pointer(pointer, d, element) for pointer in pointers]
-                at = f.pointer(panel, f.emit(f"mul i64 {d}, {shape.columns}"), element)
-                for u in range(times):
-                    values = _step(f, shape, rows, here, stride, at, values, u)
-                return values
+        def depth_loop(d: Value, values: list[Value]) -> list[Value]:
+            here = [f.pointer(pointer, d, element) for pointer in pointers]
+            at = f.pointer(panel, f.emit(f"mul i64 {d}, {shape.columns}"), element)
+            for u in range(unroll):
+                values = _step(f, shape, rows, here, stride, at, values, u)
+            return values
 
-            return body
-
-        carried = [(type_, value) for value in values]
-        if unroll > 1:
-            values = f.loop(0, whole, unroll, steps(unroll), carried, "depth")
-            carried = [(type_, value) for value in values]
-            values = f.loop(whole, "%depth", 1, steps(1), carried, "rest")
-        else:
-            values = f.loop(0, "%depth", 1, steps(1), carried, "depth")
+        values = f.loop(0, "%depth", unroll, depth_loop, [(type_, value) for value in values], "depth")
         for value, place in zip(values, places(corner), strict=True):
             f.store(type_, value, place, shape.bytes)
 
     f.loop(0, "%panel_count", 1, panel_loop, hint="panel")
+    return f.finish()
 
 
 def _step(

@@ -148,14 +148,7 @@ class _Packer:
         return self.f.emit(f"select i1 {self.f.emit(f'icmp slt i64 {a}, {b}')}, i64 {a}, i64 {b}")
 
 
-def pack_rhs_transposed(source: str, element: str, target: Target) -> tuple[str, str]:
-    """`void (ptr source, i64 row_stride, i64 column_stride, ptr destination, i64 panel_stride,
-              i64 valid, i64 rows, i64 columns)`
-
-    destination[r / NR, c, r % NR] = source[r, c] for r < valid, c < columns; 0 for valid ≤ r < rows rounded up to NR, the width
-    of a panel. Strides are in elements, those of the source of elements of `source` ("float", "double", "half", "bfloat").
-    Fast where either stride of the source is 1.
-    """
+def _pack_rhs_transposed(source: str, element: str, target: Target) -> tuple[str, str]:
     p = _Packer("pack_rhs_transposed", source, element, target)
     f, shape = p.f, p.shape
     width, inner = shape.width, LANE_BITS // shape.bits
@@ -223,19 +216,11 @@ def pack_rhs_transposed(source: str, element: str, target: Target) -> tuple[str,
     return p.symbol, f.finish()
 
 
-def pack_rhs(source: str, element: str, target: Target) -> tuple[str, str]:
-    """`void (ptr source, i64 row_stride, i64 column_stride, ptr destination, i64 panel_stride,
-              i64 valid, i64 rows, i64 columns)`
-
-    destination[c / NR, r, c % NR] = source[r, c] for r < valid, c < columns; 0 for valid ≤ r < rows, and beyond the columns up to
-    a multiple of NR, the width of a panel. Strides are in elements, those of the source of elements of `source` ("float",
-    "double", "half", "bfloat"). Fast where the column stride is 1.
-    """
+def _pack_rhs(source: str, element: str, target: Target, transposed: str) -> tuple[str, str]:
     p = _Packer("pack_rhs", source, element, target)
     f, shape = p.f, p.shape
     width = shape.width
-    unit_columns = f.emit("icmp eq i64 %column_stride, 1")
-    whole = f.emit(f"select i1 {unit_columns}, i64 {f.emit(f'and i64 %columns, {-width}')}, i64 0")
+    whole = f.emit(f"and i64 %columns, {-width}")
     padded = p.whole_panels("%columns")
 
     def place(row: Value, column: Value) -> Value:
@@ -245,25 +230,49 @@ def pack_rhs(source: str, element: str, target: Target) -> tuple[str, str]:
         offset = f.emit(f"add i64 {offset}, {f.emit(f'mul i64 {row}, {shape.columns}')}")
         return f.pointer("%destination", offset, element)
 
-    def row_loop(row: Value, _: list[Value]) -> None:
-        corner = p.at("%source", row, "0")
-        filled = f.emit(f"icmp slt i64 {row}, %valid")
+    def zero(row: Value, lower: Value | int) -> None:
+        f.loop(lower, padded, width, lambda column, _: p.store(shape.zero, place(row, column), width), hint="zero")
 
-        def zero(lower: Value) -> None:
-            f.loop(lower, padded, width, lambda column, _: p.store(shape.zero, place(row, column), width), hint="zero")
+    def by_rows() -> None:
+        def row_loop(row: Value, _: list[Value]) -> None:
+            corner = p.at("%source", row, "0")
 
-        def copy() -> None:
-            def vectors(column: Value, _: list[Value]) -> None:
-                p.store(p.load(p.at(corner, "0", column), width), place(row, column), width)
+            def copy(lanes: int):
+                return lambda column, _: p.store(p.load(f.pointer(corner, column, p.stored), lanes), place(row, column), lanes)
 
-            def scalars(column: Value, _: list[Value]) -> None:
-                p.store(p.load(p.at(corner, "0", column), 1), place(row, column), 1)
+            f.loop(0, whole, width, copy(width), hint="vector")
+            zero(row, whole)
+            f.loop(whole, "%columns", 1, copy(1), hint="scalar")
 
-            f.loop(0, whole, width, vectors, hint="vector")
-            zero(whole)
-            f.loop(whole, "%columns", 1, scalars, hint="scalar")
+        f.loop(0, "%valid", 1, row_loop, hint="row")
 
-        f.when(filled, copy, lambda: zero("0"))
+    def by_columns() -> None:
+        """The transposed source, packed transposed."""
+        f.do(
+            f"call void @{transposed}(ptr %source, i64 %column_stride, i64 %row_stride, ptr %destination, i64 %panel_stride, "
+            "i64 %columns, i64 %columns, i64 %valid)"
+        )
 
-    f.loop(0, "%rows", 1, row_loop, hint="row")
+    f.when(f.emit("icmp eq i64 %column_stride, 1"), by_rows, by_columns)
+    f.loop("%valid", "%rows", 1, lambda row, _: zero(row, 0), hint="beyond")
     return p.symbol, f.finish()
+
+
+def packs(source: str, element: str, target: Target) -> tuple[tuple[str, str], str]:
+    """The symbols of `pack_rhs_transposed` and `pack_rhs`, and one text that defines both.
+
+    Strides are in elements, those of the source of elements of `source` ("float", "double", "half", "bfloat"); nothing needs
+    alignment. NR is the width of a panel. Both are fast where either stride of the source is 1.
+
+    `void pack_rhs_transposed(ptr source, i64 row_stride, i64 column_stride, ptr destination, i64 panel_stride,
+                              i64 valid, i64 rows, i64 columns)`
+        destination[r / NR, c, r % NR] = source[r, c] for r < valid, c < columns; 0 for valid ≤ r < rows rounded up to NR
+
+    `void pack_rhs(ptr source, i64 row_stride, i64 column_stride, ptr destination, i64 panel_stride,
+                   i64 valid, i64 rows, i64 columns)`
+        destination[c / NR, r, c % NR] = source[r, c] for r < valid, c < columns; 0 for valid ≤ r < rows, and for the columns
+        that fill the last panel
+    """
+    transposed, transposed_text = _pack_rhs_transposed(source, element, target)
+    pack, text = _pack_rhs(source, element, target, transposed)
+    return (transposed, pack), transposed_text + "\n" + text
