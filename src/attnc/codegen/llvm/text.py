@@ -7,7 +7,8 @@ template would hide the structure; so: a function, `emit` for a value, `do` for 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 Value = str
 """An LLVM operand without its type: `%12`, `0`, `0x7FF0000000000000`."""
@@ -51,16 +52,16 @@ class Function:
             + ", ".join(f"{type_} %{argument}" for type_, argument in arguments)
             + f") {attributes} {{"
         )
-        self.lines: list[str] = []
+        self.preamble: list[str] = ["entry:"]
+        self.lines: list[str] = ["start:"]
         self._values = 0
         self._blocks = 0
-        self.current_block = "entry"
-        self.lines.append("entry:")
+        self.current_block = "start"
 
     # -- straight code ------------------------------------------------------------------------------------------------
     def emit(self, instruction: str) -> Value:
-        """Append `%n = instruction` and return `%n`."""
-        name = f"%{self._values}.v"
+        """Append `%.n = instruction` and return `%.n`."""
+        name = f"%.{self._values}"
         self._values += 1
         self.lines.append(f"  {name} = {instruction}")
         return name
@@ -89,6 +90,16 @@ class Function:
     def store(self, type_: str, value: Value, pointer: Value, align: int = 1, suffix: str = "") -> None:
         self.do(f"store {type_} {value}, ptr {pointer}, align {align}{suffix}")
 
+    @contextmanager
+    def at_entry(self) -> Iterator[None]:
+        """Straight code written inside goes to the function's entry, whatever is being written now: for values that depend on
+        arguments alone, and are used in loops."""
+        body, self.lines = self.lines, self.preamble
+        try:
+            yield
+        finally:
+            self.preamble, self.lines = self.lines, body
+
     # -- control flow -------------------------------------------------------------------------------------------------
     def new_block(self, hint: str = "b") -> str:
         """A fresh label, not yet placed."""
@@ -103,7 +114,7 @@ class Function:
     def branch(self, label: str) -> None:
         self.do(f"br label %{label}")
 
-    def branch_if(self, condition: Value, then: str, otherwise: str, weights: tuple[int, int] | None = None) -> None:
+    def branch_if(self, condition: Value, then: str, otherwise: str) -> None:
         self.do(f"br i1 {condition}, label %{then}, label %{otherwise}")
 
     def loop(
@@ -168,4 +179,4 @@ class Function:
     def finish(self, value: Value | None = None) -> str:
         """Return from the function, and its whole text."""
         self.do("ret void" if value is None else f"ret {self.result} {value}")
-        return "\n".join([self.header, *self.lines, "}"])
+        return "\n".join([self.header, *self.preamble, "  br label %start", *self.lines, "}"])

@@ -1,0 +1,157 @@
+"""`tile.load` and `tile.store` in a row: the row's part of the address is a scalar, lanes run along one index.
+
+Where lanes run with step 1 along a dimension of stride 1, a load is a vector load; else a gather. What lies outside the buffer is
+not touched: it reads as zero and is not written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from xdsl.ir import SSAValue
+
+from attnc.codegen.llvm.scalar import Buffer, RegionEmitter, Value, element_type, storage_type
+from attnc.codegen.llvm.text import splat_constant, vector
+
+
+class LaneAccess:
+    """Access to a buffer in one row. `rows[d]` is the scalar index of dimension d, None where it varies with the lane (`lanes`)."""
+
+    def __init__(self, region: RegionEmitter, buffer: Buffer, rows: Sequence[str | None], lanes: Mapping[int, SSAValue]):
+        self.region, self.f, self.buffer, self.lanes = region, region.f, buffer, lanes
+        self.stored = storage_type(buffer.element)
+        f = self.f
+        self.inside, offset = "true", "0"
+        for d, row in enumerate(rows):
+            if row is None:
+                continue
+            within = f.emit(f"icmp ult i64 {row}, {buffer.sizes[d]}")
+            self.inside = within if self.inside == "true" else f.emit(f"and i1 {self.inside}, {within}")
+            part = row if buffer.unit[d] else f.emit(f"mul i64 {row}, {buffer.strides[d]}")
+            offset = part if offset == "0" else f.emit(f"add i64 {offset}, {part}")
+        # Outside, the address would be wild; nothing is read there, but keep it tame.
+        offset = offset if self.inside == "true" else f.emit(f"select i1 {self.inside}, i64 {offset}, i64 0")
+        self.pointer = f.pointer(buffer.pointer, offset, self.stored)
+
+    # -- one element --------------------------------------------------------------------------------------------------
+    def load_scalar(self) -> Value:
+        zero = "zeroinitializer" if self.stored in ("float", "double", "half") else "0"
+        zero = "0.0" if self.stored in ("float", "double") else ("0xH0000" if self.stored == "half" else zero)
+
+        def take() -> list[str]:
+            return [self.f.load(self.stored, self.pointer)]
+
+        text = self.f.when(self.inside, take, lambda: [zero], [self.stored])[0]
+        if element_type(self.buffer.element) == "i1":
+            text = self.f.emit(f"icmp ne i8 {text}, 0")
+        return Value(self.buffer.element, text)
+
+    def store_scalar(self, value: Value) -> None:
+        text = self._as_stored(value, False)
+        self.f.when(self.inside, lambda: self.f.store(self.stored, text, self.pointer))
+
+    # -- lanes --------------------------------------------------------------------------------------------------------
+    def _run(self, indices: Mapping[int, Value]) -> tuple[int, Value] | None:
+        """The dimension along which lanes are neighbours in memory, if so."""
+        if len(indices) == 1:
+            ((d, index),) = indices.items()
+            if index.base is not None and index.step == 1 and self.buffer.unit[d]:
+                return d, index
+        return None
+
+    def _mask(self, indices: Mapping[int, Value], j: str, extent: str) -> str:
+        """Which lanes exist: those before `extent` whose indices lie in the buffer, if the row does."""
+        region, f, width = self.region, self.f, self.region.width
+        mask = f.splat(self.inside, width, "i1")
+        if not extent.isdigit() or int(extent) % width:
+            mask = f.emit(f"and {vector(width, 'i1')} {mask}, {region.lanes_below(j, extent)}")
+        for d, index in indices.items():
+            text = region.text(index, True)
+            size = f.splat(self.buffer.sizes[d], width, "i64")
+            within = f.emit(f"icmp ult {vector(width, 'i64')} {text}, {size}")
+            mask = f.emit(f"and {vector(width, 'i1')} {mask}, {within}")
+        return mask
+
+    def load(self, indices: Mapping[int, Value], j: str, extent: str) -> Value:
+        """A vector of elements from column `j` on; zero where there is none."""
+        f, region, width = self.f, self.region, self.region.width
+        type_ = vector(width, self.stored)
+        zero = "zeroinitializer" if width > 1 else ("0" if self.stored[0] == "i" else "0.0")
+        mask = self._mask(indices, j, extent)
+        run = self._run(indices)
+        if run is not None:
+            d, index = run
+            first = f.emit(f"icmp ult i64 {index.base}, {self.buffer.sizes[d]}")
+            offset = f.emit(f"select i1 {first}, i64 {index.base}, i64 0")
+            pointer = f.pointer(self.pointer, offset, self.stored)
+            whole = f.emit(f"icmp sle i64 {f.emit(f'add i64 {index.base}, {width}')}, {self.buffer.sizes[d]}")
+            whole = f.emit(f"and i1 {f.emit(f'and i1 {whole}, {first}')}, {self.inside}")
+
+            def some() -> list[str]:
+                return [self._masked_load(type_, pointer, mask, zero)]
+
+            text = f.when(whole, lambda: [f.load(type_, pointer)], some, [type_])[0]
+        else:
+            pointers = self._pointers(indices)
+            name = f"llvm.masked.gather.{self._mangled()}.v{width}p0"
+            region.declarations.add(f"declare {type_} @{name}(<{width} x ptr>, i32, <{width} x i1>, {type_})")
+            text = f.emit(f"call {type_} @{name}(<{width} x ptr> {pointers}, i32 1, <{width} x i1> {mask}, {type_} {zero})")
+        if element_type(self.buffer.element) == "i1":
+            text = f.emit(f"icmp ne {type_} {text}, {splat_constant('0', width, 'i8')}")
+        return Value(self.buffer.element, text, True)
+
+    def store(self, value: Value, indices: Mapping[int, Value], j: str, extent: str) -> None:
+        """Write a vector of elements from column `j` on."""
+        f, region, width = self.f, self.region, self.region.width
+        type_ = vector(width, self.stored)
+        text = self._as_stored(value, True)
+        mask = self._mask(indices, j, extent)
+        run = self._run(indices)
+        if run is not None:
+            d, index = run
+            first = f.emit(f"icmp ult i64 {index.base}, {self.buffer.sizes[d]}")
+            offset = f.emit(f"select i1 {first}, i64 {index.base}, i64 0")
+            pointer = f.pointer(self.pointer, offset, self.stored)
+            last = f.emit(f"add i64 {index.base}, {width}")
+            whole = f.emit(f"icmp sle i64 {last}, {self.buffer.sizes[d]}")
+            fits = f.emit(f"icmp sle i64 {f.emit(f'add i64 {j}, {width}')}, {extent}")
+            whole = f.emit(f"and i1 {f.emit(f'and i1 {whole}, {first}')}, {f.emit(f'and i1 {fits}, {self.inside}')}")
+
+            def some() -> None:
+                name = f"llvm.masked.store.{self._mangled()}.p0"
+                region.declarations.add(f"declare void @{name}({type_}, ptr, i32, <{width} x i1>)")
+                f.do(f"call void @{name}({type_} {text}, ptr {pointer}, i32 1, <{width} x i1> {mask})")
+
+            f.when(whole, lambda: f.store(type_, text, pointer), some)
+            return
+        pointers = self._pointers(indices)
+        name = f"llvm.masked.scatter.{self._mangled()}.v{width}p0"
+        region.declarations.add(f"declare void @{name}({type_}, <{width} x ptr>, i32, <{width} x i1>)")
+        f.do(f"call void @{name}({type_} {text}, <{width} x ptr> {pointers}, i32 1, <{width} x i1> {mask})")
+
+    def _pointers(self, indices: Mapping[int, Value]) -> str:
+        f, region, width = self.f, self.region, self.region.width
+        total = None
+        for d, index in indices.items():
+            text = region.text(index, True)
+            stride = f.splat(self.buffer.strides[d], width, "i64")
+            part = f.emit(f"mul {vector(width, 'i64')} {text}, {stride}")
+            total = part if total is None else f.emit(f"add {vector(width, 'i64')} {total}, {part}")
+        return f.emit(f"getelementptr {self.stored}, ptr {self.pointer}, {vector(width, 'i64')} {total}")
+
+    def _masked_load(self, type_: str, pointer: str, mask: str, zero: str) -> str:
+        width = self.region.width
+        name = f"llvm.masked.load.{self._mangled()}.p0"
+        self.region.declarations.add(f"declare {type_} @{name}(ptr, i32, <{width} x i1>, {type_})")
+        return self.f.emit(f"call {type_} @{name}(ptr {pointer}, i32 1, <{width} x i1> {mask}, {type_} {zero})")
+
+    def _mangled(self) -> str:
+        short = {"float": "f32", "double": "f64", "half": "f16"}.get(self.stored, self.stored)
+        return f"v{self.region.width}{short}"
+
+    def _as_stored(self, value: Value, lane: bool) -> str:
+        text = self.region.text(value, lane)
+        if element_type(self.buffer.element) == "i1":
+            width = self.region.width if lane else 1
+            text = self.f.emit(f"zext {vector(width, 'i1')} {text} to {vector(width, 'i8')}")
+        return text

@@ -1,0 +1,270 @@
+"""The frame of an emitted kernel: arguments, scratch, the loop over tasks; then `tile.grid`'s body through `rows.py`.
+
+For `tile.kernel @NAME` two functions come out (see runtime/abi.py for what they are called with):
+
+* `NAME.plan(args, result)`: how many tasks, how much shared memory and how many leading zero bytes of it, how many flops;
+* `NAME.work(context)`: takes tasks from the context's counter until none is left. Any number of threads may run it at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from xdsl.dialects.builtin import Float32Type, FunctionType, IndexType, IntegerType, MemRefType, ModuleOp, TensorType
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import Block, Operation, SSAValue
+
+from attnc.codegen.llvm import leaves
+from attnc.codegen.llvm.scalar import (
+    BLOCK,
+    KERNEL,
+    Buffer,
+    RegionEmitter,
+    Value,
+    element_type,
+    static_strides,
+    storage_type,
+)
+from attnc.codegen.llvm.target import Target
+from attnc.codegen.llvm.text import Function
+from attnc.dialects import tile
+from attnc.errors import LoweringError
+
+CONTEXT_ARGS, CONTEXT_SHARED, CONTEXT_SCRATCH, CONTEXT_STRIDE, CONTEXT_TASK, CONTEXT_SLOT, CONTEXT_TASKS, CONTEXT_FAULT = range(8)
+
+
+@dataclass
+class Emitted:
+    """LLVM text of one kernel and what the runtime must know of it."""
+
+    text: str
+    thread_bytes: int
+    leaves: str
+    libm: set[str]
+
+
+def load_arguments(region: RegionEmitter, args: str, block: Block) -> None:
+    """Read a kernel's arguments from the array of 8-byte words into the region's values and buffers."""
+    f, word = region.f, 0
+    with f.at_entry():
+        for argument in block.args:
+            type_ = argument.type
+            if isinstance(type_, MemRefType):
+                rank = type_.get_num_dims()
+                words = [f.load("ptr" if n == 0 else "i64", f.pointer(args, word + n, "i64"), 8) for n in range(2 * rank + 1)]
+                word += 2 * rank + 1
+                region.buffers[argument] = make_buffer(f, type_, words[0], words[1 : rank + 1], words[rank + 1 :], args)
+            else:
+                region.values[argument] = Value(type_, _scalar_argument(region, args, word, type_))
+                word += 1
+            region.depths[argument] = KERNEL
+
+
+def make_buffer(f: Function, type_: MemRefType, pointer: str, sizes: list[str], strides: list[str], safe: str) -> Buffer:
+    """A buffer with what its type says of sizes and strides made constant. One without elements points to `safe`, a word that may
+    be read, with all strides 0: whatever is read there is not used."""
+    fixed = static_strides(type_)
+    empty = None
+    for d, size in enumerate(type_.get_shape()):
+        if size >= 0:
+            sizes[d] = str(size)
+        else:
+            zero = f.emit(f"icmp eq i64 {sizes[d]}, 0")
+            empty = zero if empty is None else f.emit(f"or i1 {empty}, {zero}")
+        if fixed[d] is not None:
+            strides[d] = str(fixed[d])
+    if empty is not None:
+        pointer = f.emit(f"select i1 {empty}, ptr {safe}, ptr {pointer}")
+        strides = [
+            stride if stride in ("0", "1") else f.emit(f"select i1 {empty}, i64 0, i64 {stride}") for stride in strides
+        ]
+    return Buffer(type_, pointer, sizes, strides, [stride == 1 for stride in fixed])
+
+
+def _scalar_argument(region: RegionEmitter, args: str, word: int, type_: object) -> str:
+    f = region.f
+    address = f.pointer(args, word, "i64")
+    if isinstance(type_, IndexType):
+        return f.load("i64", address, 8)
+    if isinstance(type_, IntegerType):
+        loaded = f.load("i64", address, 8)
+        element = element_type(type_)
+        return loaded if element == "i64" else f.emit(f"trunc i64 {loaded} to {element}")
+    loaded = f.load("double", address, 8)
+    if isinstance(type_, Float32Type):
+        return f.emit(f"fptrunc double {loaded} to float")
+    if element_type(type_) != "double":  # type: ignore[arg-type]
+        raise LoweringError(f"a kernel argument of type {type_} cannot be passed")
+    return loaded
+
+
+class KernelEmitter:
+    """Emits one `tile.kernel`."""
+
+    def __init__(self, kernel: tile.KernelOp, module: ModuleOp, target: Target):
+        self.kernel, self.module, self.target = kernel, module, target
+        self.name = kernel.sym_name.data
+        self.grid = next(op for op in kernel.body.block.ops if isinstance(op, tile.GridOp))
+        self.element = self._accumulate_element()
+        self.bits = 64 if self.element == "double" else 32
+        self.width = target.lanes(self.bits)
+        self.pack_sources: set[str] = set()
+        self.uses_products = False
+        self.scratch_bytes = 0
+
+    def _accumulate_element(self) -> str:
+        """The one element type of the kernel's products (float where it has none)."""
+        found = set()
+        for op in self.kernel.walk():
+            if isinstance(op, tile.DotOp):
+                assert isinstance(op.result.type, TensorType)
+                found.add(element_type(op.result.type.element_type))
+        if len(found) > 1 or not found <= {"float", "double"}:
+            raise LoweringError(f"the products of a kernel must all be in f32 or all in f64, not {sorted(found)}")
+        return found.pop() if found else "float"
+
+    def reserve(self, bytes_: int) -> int:
+        """Room in each thread's scratch, 64-byte aligned: its offset."""
+        offset = self.scratch_bytes
+        self.scratch_bytes += -(-bytes_ // 64) * 64
+        return offset
+
+    # -- the functions ------------------------------------------------------------------------------------------------
+    def emit(self) -> Emitted:
+        from attnc.codegen.llvm.body import BodyEmitter
+        from attnc.codegen.llvm.classify import emit_function
+
+        work = Function(f"{self.name}.work", [("ptr", "context")])
+        region = RegionEmitter(work, self.width)
+        with work.at_entry():
+            fields = [work.load("ptr" if n in (0, 1, 2) else "i64", work.pointer("%context", n, "i64"), 8) for n in (0, 1, 2, 3, 6)]
+        args, shared, base, stride, tasks = fields
+        load_arguments(region, args, self.kernel.body.block)
+        self._kernel_scalars(region)
+        with work.at_entry():
+            slot = work.emit(
+                f"atomicrmw add ptr {work.pointer('%context', CONTEXT_SLOT, 'i64')}, i64 1 monotonic, align 8"
+            )
+            scratch = work.pointer(base, work.emit(f"mul i64 {slot}, {stride}"))
+        body = BodyEmitter(self, region, scratch, shared)
+        body.staging.layout(region)
+        counter = work.pointer("%context", CONTEXT_TASK, "i64")
+        head, task_block, done = work.new_block("next"), work.new_block("task"), work.new_block("done")
+        work.branch(head)
+        work.place(head)
+        taken = work.emit(f"atomicrmw add ptr {counter}, i64 1 monotonic, align 8")
+        work.branch_if(work.emit(f"icmp slt i64 {taken}, {tasks}"), task_block, done)
+        work.place(task_block)
+        self._coordinates(region, taken, tasks)
+        body.emit_task()
+        work.branch(head)
+        work.place(done)
+        functions = [work.finish(), self._plan()]
+        for function in self.module.body.block.ops:
+            if isinstance(function, FuncOp) and function.sym_name.data in body.called:
+                functions.append(emit_function(function, region))
+        text = "\n\n".join(functions)
+        return self._assemble(text, region, body)
+
+    def _assemble(self, text: str, region: RegionEmitter, body) -> Emitted:  # noqa: ANN001 - a BodyEmitter
+        declarations = sorted(set(region.declarations) | set(body.declarations))
+        defined = {line.split("(")[0].split("@")[-1] for line in text.splitlines() if line.startswith("define")}
+        definitions = list(region.functions.values())
+        wanted = [line for line in declarations if line.split("(")[0].split("@")[-1] not in defined]
+        whole = "\n\n".join([text, *definitions, *wanted])
+        return Emitted(whole + "\n", self.scratch_bytes, self._leaves(), region.libm)
+
+    def _leaves(self) -> str:
+        """The leaf routines this kernel calls: all there are for its element types, so that other kernels share the object."""
+        if not self.uses_products and not self.pack_sources:
+            return ""
+        sources = sorted(self.pack_sources) or [self.element]
+        _, text = leaves.define(sources[0], self.element, self.target)
+        others = [leaves.packs(source, self.element, self.target)[1] for source in sources[1:]]
+        return leaves.join([text, *others]) if others else text
+
+    def _kernel_scalars(self, region: RegionEmitter) -> None:
+        """Scalar operations outside the grid."""
+        for op in self.kernel.body.block.ops:
+            if isinstance(op, tile.GridOp | tile.YieldOp):
+                continue
+            with region.f.at_entry():
+                region.emit(op)
+            for result in op.results:
+                region.depths[result] = KERNEL
+
+    def _coordinates(self, region: RegionEmitter, taken: str, tasks: str) -> None:
+        """From a task's number to its place in the grid; the last dimension runs fastest."""
+        f = region.f
+        if self.grid.descending is not None:
+            taken = f.emit(f"sub i64 {f.emit(f'sub i64 {tasks}, 1')}, {taken}")
+        steps = self.grid.steps.get_values()
+        counts = [self._count(region, n) for n in range(len(steps))]
+        for n in reversed(range(len(steps))):
+            place = taken
+            if n > 0:
+                place = f.emit(f"urem i64 {taken}, {counts[n]}")
+                taken = f.emit(f"udiv i64 {taken}, {counts[n]}")
+            argument = self.grid.body.block.args[n]
+            position = place if steps[n] == 1 else f.emit(f"mul i64 {place}, {steps[n]}")
+            region.values[argument] = Value(argument.type, position)
+            region.depths[argument] = BLOCK
+
+    def _count(self, region: RegionEmitter, n: int) -> str:
+        """How many steps the grid takes in dimension n."""
+        step = self.grid.steps.get_values()[n]
+        with region.f.at_entry():
+            bound = region.scalar(self.grid.bounds[n])
+            if step == 1:
+                return bound
+            more = region.f.emit(f"add i64 {bound}, {step - 1}")
+            return region.f.emit(f"udiv i64 {more}, {step}")
+
+    def _plan(self) -> str:
+        from attnc.codegen.llvm.staging import Staging
+
+        f = Function(f"{self.name}.plan", [("ptr", "args"), ("ptr", "result")])
+        region = RegionEmitter(f, self.width)
+        load_arguments(region, "%args", self.kernel.body.block)
+        self._kernel_scalars(region)
+        staging = Staging(self, region)
+        zero_bytes, all_bytes = staging.layout(region)
+        tasks = points = "1"
+        for n in range(len(self.grid.bounds)):
+            tasks = f.emit(f"mul i64 {tasks}, {self._count(region, n)}")
+            points = f.emit(f"mul i64 {points}, {region.scalar(self.grid.bounds[n])}")
+        flops = "0"
+        for op in self.kernel.walk():
+            if isinstance(op, tile.DotOp):
+                flops = f.emit(f"add i64 {flops}, {f.emit(f'mul i64 {points}, {self._row_flops(region, op)}')}")
+        for n, value in enumerate((tasks, all_bytes, zero_bytes, flops)):
+            f.store("i64", value, f.pointer("%result", n, "i64"), 8)
+        return f.finish()
+
+    def _row_flops(self, region: RegionEmitter, dot: tile.DotOp) -> str:
+        """2 · columns · depth for one row, times the rounds of the loop around it."""
+        _, columns = tile.shape_of(dot.result)
+        rows, inner = tile.shape_of(dot.lhs)
+        depth = rows if dot.transpose_lhs is not None else inner
+        loop: Operation | None = dot.parent_op()
+        while loop is not None and not isinstance(loop, tile.ForOp | tile.GridOp):
+            loop = loop.parent_op()
+        if isinstance(loop, tile.ForOp) and loop.upper in region.values:
+            step = loop.step.value.data
+            work = 2 * columns * depth
+            return region.f.emit(f"udiv i64 {region.f.emit(f'mul i64 {region.scalar(loop.upper)}, {work}')}, {step}")
+        return str(2 * columns * depth)
+
+
+def flattened(type_: MemRefType) -> list[str]:
+    """How a buffer is passed to an emitted function: pointer, sizes, strides."""
+    return ["ptr"] + ["i64"] * (2 * type_.get_num_dims())
+
+
+def tile_storage(value: SSAValue) -> str:
+    """The LLVM type of a tile's elements in scratch."""
+    assert isinstance(value.type, TensorType)
+    return storage_type(value.type.element_type)
+
+
+__all__ = ["Emitted", "FunctionType", "KernelEmitter", "flattened", "load_arguments", "make_buffer", "tile_storage"]

@@ -1,0 +1,524 @@
+"""Row operations: loops over a strip's rows, in each row loops over its lanes, products between them.
+
+A group of row operations is one loop over rows. Within a row, its phases follow each other; in a phase the values of the row come
+first, as scalars, then one loop over the columns for all lane operations of equal width, which ends in the phase's reductions:
+
+    for each row                        phase 0   lanes: score mod, mask        -> row maximum
+                                        phase 1   row:   new maximum, rescale
+                                                  lanes: exp2                   -> row sum
+                                        phase 2   row:   new sum
+
+A lane value lives in registers within its loop; it goes to scratch only if another loop, or a product, wants it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from xdsl.dialects.builtin import IndexType
+from xdsl.ir import Operation, SSAValue
+
+from attnc.codegen.llvm.access import LaneAccess
+from attnc.codegen.llvm.program import Group, Program, columns_of, is_tile
+from attnc.codegen.llvm.reductions import horizontal, neutral, step
+from attnc.codegen.llvm.scalar import BLOCK, KERNEL, LANE, ROW, Fault, Value, element_type, may_fault, storage_bytes
+from attnc.codegen.llvm.staging import Panels
+from attnc.codegen.llvm.storage import Storage, element_of, read, write
+from attnc.codegen.llvm.text import vector
+from attnc.dialects import tile
+from attnc.errors import LoweringError
+
+if TYPE_CHECKING:
+    from attnc.codegen.llvm.body import BodyEmitter
+
+
+class RowEmitter:
+    """Emits the strips of one program after another; `begin` a program, then `strip` where a strip's code belongs."""
+
+    def __init__(self, body: BodyEmitter):
+        self.body, self.region, self.f = body, body.region, body.f
+        self.width = body.kernel.width
+        self.storages = body.storages
+
+    # -- a program ----------------------------------------------------------------------------------------------------
+    def begin(
+        self,
+        program: Program,
+        outside: set[SSAValue],
+        loop: tuple[tile.ForOp, str] | None,
+        panels: dict[tile.DotOp, Panels],
+    ) -> None:
+        """Prepare to emit a program: where its values live, and all that does not depend on the row."""
+        self.program, self.outside, self.panels = program, outside, panels
+        self.loop = loop[0] if loop else None
+        self.limit = loop[1] if loop else ""
+        self.task_level = loop is None
+        self.carried = list(self.loop.body.block.args[1:]) if self.loop else []
+        self.limited: dict[SSAValue, bool] = {}
+        self.values: dict[SSAValue, Value] = {}
+        for segment in program.segments:
+            if isinstance(segment, Group):
+                for op in segment.ops:
+                    if isinstance(op, tile.MapOp):
+                        self._prepare(op)
+
+    def _prepare(self, op: tile.MapOp) -> None:
+        """Depths of a map's values; its operations above the rows are written here, before the strips."""
+        for argument, value in zip(op.body.block.args, op.inputs, strict=True):
+            value = self.program.resolve(value)
+            source = value.owner
+            if isinstance(source, tile.FillOp):
+                self.region.depths[argument] = self.region.depth(source.value)
+                self.region.values[argument] = self.region.values[source.value]
+            else:
+                self.region.depths[argument] = LANE if columns_of(value) > 1 else ROW
+        self.region.assign_depths(op.body.block)
+        self.region.fault = None
+        self.region.emit_block(op.body.block, (KERNEL, BLOCK))
+
+    # -- a strip ------------------------------------------------------------------------------------------------------
+    def strip(self, start: str, count: str) -> None:
+        """`count` rows from row `start` of the task, through all segments; then carries take their new values."""
+        self.start, self.count = start, count
+        program = self.program
+        for number, segment in enumerate(program.segments):
+            if isinstance(segment, Group):
+                self._group(segment, number)
+            else:
+                self._dot(segment)
+        copies = []
+        for argument, output in zip(self.carried, program.outputs, strict=False):
+            if output is not argument and self.storages.get(output) is not self.storages[argument]:
+                copies.append((output, self.storages[argument]))
+        if copies:
+            self._copy_rows(copies)
+
+    def copy_all(self, copies: Sequence[tuple[SSAValue, Storage]]) -> None:
+        """First values into carried tiles, for all rows of the task."""
+        self.program = Program([], [], [], {}, {}, set(), {})
+        self.values, self.limited, self.loop = {}, {}, None
+        self.start, self.count = "0", self.body.row_count
+        if copies:
+            self._copy_rows(copies)
+
+    def _copy_rows(self, copies: Sequence[tuple[SSAValue, Storage]]) -> None:
+        f, region = self.f, self.region
+
+        def row(r: str, _: list[str]) -> None:
+            self._enter_row(r)
+            for value, storage in copies:
+                address = storage.row(region, self.row, self.task_row)
+                if columns_of(value) == 1:
+                    write(region, storage, address, None, self._row_value(value))
+                    continue
+
+                def lanes(j: str, _: list[str], value: SSAValue = value, storage: Storage = storage, address: str = address) -> None:
+                    write(region, storage, address, j, self._lane_value(value, j))
+
+                f.loop("0", str(-(-columns_of(value) // self.width) * self.width), self.width, lanes, hint="copy")
+
+        f.loop("0", self.count, 1, row, hint="row")
+
+    def _enter_row(self, r: str) -> None:
+        self.row = r
+        self.task_row = r if self.start == "0" else self.f.emit(f"add i64 {self.start}, {r}")
+        self.local: dict[SSAValue, Value] = {}
+        self.addresses: dict[SSAValue, str] = {}
+
+    # -- extents ------------------------------------------------------------------------------------------------------
+    def is_limited(self, value: SSAValue) -> bool:
+        """Whether a tile's columns are the positions of the loop's block, so that those beyond its end may be left out."""
+        value = self.program.resolve(value)
+        if self.loop is None or columns_of(value) == 1:
+            return False
+        if value not in self.limited:
+            self.limited[value] = self._find_limited(value)
+        return self.limited[value]
+
+    def _find_limited(self, value: SSAValue) -> bool:
+        assert self.loop is not None
+        source = value.owner
+        if isinstance(source, tile.IotaOp):
+            return source.offset is self.loop.body.block.args[0] and columns_of(value) == self.loop.step.value.data
+        if isinstance(source, tile.DotOp) and source.transpose_rhs is not None:
+            load = self.program.resolve(source.rhs).owner
+            if isinstance(load, tile.StageOp):
+                load = self.program.resolve(load.tile).owner
+            if isinstance(load, tile.LoadOp):
+                for index in load.indices:
+                    iota = self.program.resolve(index).owner
+                    if isinstance(iota, tile.IotaOp) and tile.shape_of(iota.result)[0] > 1:
+                        return iota.offset is self.loop.body.block.args[0] and columns_of(value) == self.loop.step.value.data
+            return False
+        if isinstance(source, tile.MapOp):
+            return any(self.is_limited(operand) for operand in source.inputs)
+        if isinstance(source, tile.StageOp):
+            return self.is_limited(source.tile)
+        if isinstance(source, tile.LoadOp):
+            return any(is_tile(index) and self.is_limited(index) for index in source.indices)
+        return False
+
+    def extent(self, value: SSAValue) -> str:
+        """How many columns of a tile there are."""
+        return self.limit if self.is_limited(value) else str(columns_of(value))
+
+    # -- values -------------------------------------------------------------------------------------------------------
+    def _row_value(self, value: SSAValue) -> Value:
+        """A tile's value in the present row, if it has one column."""
+        value = self.program.resolve(value)
+        if value in self.local:
+            return self.local[value]
+        source = value.owner
+        if isinstance(source, tile.FillOp):
+            return self.region.values[source.value]
+        if isinstance(source, tile.IotaOp):
+            base = self.region.scalar(source.offset)
+            rows, _ = tile.shape_of(value)
+            text = base if rows == 1 else self.f.emit(f"add i64 {base}, {self.task_row}")
+            found = Value(IndexType(), text)
+        else:
+            found = read(self.region, self._storage(value), self._address(value), None)
+        self.local[value] = found
+        return found
+
+    def _lane_value(self, value: SSAValue, j: str) -> Value:
+        """A tile's values in the present row from column `j` on."""
+        value = self.program.resolve(value)
+        if columns_of(value) == 1:
+            return self._row_value(value)
+        if value in self.values:
+            return self.values[value]
+        source = value.owner
+        if isinstance(source, tile.FillOp):
+            return self.region.values[source.value]
+        if isinstance(source, tile.IotaOp):
+            base = self.f.emit(f"add i64 {self.region.scalar(source.offset)}, {j}")
+            return Value(IndexType(), None, True, base=base, step=1)
+        return read(self.region, self._storage(value), self._address(value), j)
+
+    def _storage(self, value: SSAValue) -> Storage:
+        if value not in self.storages:
+            raise LoweringError(f"tile dialect: the value of '{getattr(value.owner, 'name', 'block argument')}' is used where it is not at hand")
+        return self.storages[value]
+
+    def _address(self, value: SSAValue) -> str:
+        """The address of the present row of a stored tile."""
+        if value not in self.addresses:
+            self.addresses[value] = self._storage(value).row(self.region, self.row, self.task_row)
+        return self.addresses[value]
+
+    # -- groups -------------------------------------------------------------------------------------------------------
+    def _group(self, group: Group, number: int) -> None:
+        f, region = self.f, self.region
+        for op in group.ops:
+            self._place(op, group, number)
+        faulty = any(may_fault(inner) for op in group.ops if isinstance(op, tile.MapOp) for inner in op.body.walk())
+
+        def row(r: str, _: list[str]) -> None:
+            self._enter_row(r)
+            self.values = {}
+            region.fault = Fault() if faulty else None
+            if region.fault is not None:
+                region.fault.text = "zeroinitializer" if self.width > 1 else "false"
+            for phase in range(group.phases):
+                self._phase([op for op in group.ops if group.phase[op] == phase])
+            if region.fault is not None:
+                self._report(region.fault)
+
+        f.loop("0", self.count, 1, row, hint="row")
+        region.fault = None
+
+    def _place(self, op: Operation, group: Group, number: int) -> None:
+        """Room in scratch for an operation's result, where other loops or products want it."""
+        if not op.results or isinstance(op, tile.StoreOp):
+            return
+        result = op.results[0]
+        users = self.program.users.get(result, [])
+        wide = any(isinstance(user, tile.DotOp) and self._is_matrix(user, result) for user in users)
+        needed = result in self.outside or result in self.program.outputs or wide
+        for user in users:
+            same = user in group.phase
+            later = not same or group.phase[user] > group.phase[op]
+            if columns_of(result) == 1:
+                needed |= not same
+            else:
+                needed |= later or user in self.program.careful
+        for dot, (_, factor) in self.program.absorbed.items():
+            needed |= factor is result and dot is not None
+        if not needed or result in self.storages:
+            return
+        reused = self._reusable(op, group)
+        self.storages[result] = reused or self.body.allocate(result, self.task_level, wide)
+
+    def _is_matrix(self, dot: tile.DotOp, value: SSAValue) -> bool:
+        resolve = self.program.resolve
+        return any(operand is not None and resolve(operand) is value for operand in (dot.lhs, dot.acc, dot.live))
+
+    def _reusable(self, op: Operation, group: Group) -> Storage | None:
+        """The place of an input that nobody reads after this operation has."""
+        result = op.results[0]
+        if self.task_level or not isinstance(op, tile.MapOp) or columns_of(result) == 1:
+            return None
+        for value in op.inputs:
+            value = self.program.resolve(value)
+            storage = self.storages.get(value)
+            if storage is None or storage.task or columns_of(value) != columns_of(result) or value in self.program.outputs:
+                continue
+            if storage_bytes(element_of(value)) != storage_bytes(element_of(result)):
+                continue
+            others = [user for user in self.program.users[value] if user is not op]
+            if all(self._finished(user, op, group) for user in others):
+                return Storage(storage.pointer, storage.stride, element_of(result), False)
+        return None
+
+    def _finished(self, user: Operation, op: Operation, group: Group) -> bool:
+        if user not in group.phase:
+            # Earlier segments have run; later ones have not.
+            return any(
+                isinstance(segment, Group) and user in segment.phase or segment is user
+                for segment in self.program.segments[: self.program.segments.index(group)]
+            )
+        if group.phase[user] != group.phase[op]:
+            return group.phase[user] < group.phase[op]
+        return user not in self.program.careful and group.ops.index(user) < group.ops.index(op)
+
+    def _phase(self, ops: Sequence[Operation]) -> None:
+        """First what has one value a row, then loops over the columns."""
+        lanes: dict[tuple[int, str], list[Operation]] = {}
+        careful: list[Operation] = []
+        for op in ops:
+            columns, shown = self._columns(op)
+            if columns == 1:
+                self._row_op(op)
+            elif op in self.program.careful:
+                careful.append(op)
+            else:
+                lanes.setdefault((columns, self.extent(shown)), []).append(op)
+        for (columns, extent), together in lanes.items():
+            self._lane_loop(columns, extent, together)
+        for op in careful:
+
+            def only_then(op: Operation = op) -> None:
+                shown = op.results[0]
+                self._lane_loop(columns_of(shown), self.extent(shown), [op])
+
+            self.f.when(self.body.careful, only_then)
+
+    def _columns(self, op: Operation) -> tuple[int, SSAValue]:
+        """The width an operation works at, and the value that has it."""
+        shown = op.operands[0] if isinstance(op, tile.StoreOp | tile.ReduceOp) else op.results[0]
+        return columns_of(shown), shown
+
+    # -- one value a row ----------------------------------------------------------------------------------------------
+    def _row_op(self, op: Operation) -> None:
+        region = self.region
+        if isinstance(op, tile.MapOp):
+            for argument, value in zip(op.body.block.args, op.inputs, strict=True):
+                region.values[argument] = self._row_value(value)
+            region.emit_block(op.body.block, (ROW,))
+            last = op.body.block.last_op
+            assert last is not None
+            self._have(op.result, region.values[last.operands[0]])
+        elif isinstance(op, tile.ReduceOp):
+            self._have(op.result, self._row_value(op.tile))
+        elif isinstance(op, tile.StageOp):
+            self._have(op.result, self._convert(self._row_value(op.tile), op))
+        elif isinstance(op, tile.LoadOp):
+            self._have(op.result, self._access(op.buffer, op.indices).load_scalar())
+        elif isinstance(op, tile.StoreOp):
+            self._access(op.buffer, op.indices).store_scalar(self._row_value(op.tile))
+        else:
+            raise LoweringError(f"{op.name} is not emitted for CPUs here")
+
+    def _have(self, result: SSAValue, value: Value) -> None:
+        self.local[result] = value
+        if result in self.storages:
+            write(self.region, self.storages[result], self._address(result), None, value)
+
+    def _access(self, buffer: SSAValue, indices: Sequence[SSAValue]) -> LaneAccess:
+        """How a load or a store reaches its elements in the present row."""
+        rows: list[str | None] = []
+        lanes: dict[int, SSAValue] = {}
+        for d, index in enumerate(indices):
+            if isinstance(index.type, IndexType):
+                rows.append(self.region.scalar(index))
+            elif columns_of(index) == 1:
+                rows.append(self._row_value(index).text)
+            else:
+                rows.append(None)
+                lanes[d] = index
+        return LaneAccess(self.region, self.region.buffers[buffer], rows, lanes)
+
+    def _convert(self, value: Value, op: tile.StageOp) -> Value:
+        """A staged element in the type of the stage's result."""
+        source, to = element_of(op.tile), element_of(op.result)
+        if source == to:
+            return value
+        return self.region.convert_float(value, to)
+
+    # -- lanes --------------------------------------------------------------------------------------------------------
+    def _lane_loop(self, columns: int, extent: str, ops: Sequence[Operation]) -> None:
+        f, region, width = self.f, self.region, self.width
+        accesses: dict[Operation, LaneAccess] = {}
+        for op in ops:
+            if isinstance(op, tile.MapOp):
+                for argument, value in zip(op.body.block.args, op.inputs, strict=True):
+                    if columns_of(value) == 1:
+                        region.values[argument] = self._row_value(value)
+                region.emit_block(op.body.block, (ROW,))
+            elif isinstance(op, tile.LoadOp | tile.StoreOp):
+                accesses[op] = self._access(op.buffer, op.indices)
+            for value in (*op.operands, *op.results):
+                if is_tile(value) and self.program.resolve(value) in self.storages:
+                    self._address(self.program.resolve(value))
+                elif is_tile(value) and columns_of(value) == 1 and not isinstance(op, tile.ReduceOp):
+                    self._row_value(value)
+        reductions = [op for op in ops if isinstance(op, tile.ReduceOp)]
+        carried = [(vector(width, element_type(element_of(op.tile))), neutral(op, width)) for op in reductions]
+        fault = region.fault
+        if fault is not None:
+            carried.append((vector(width, "i1"), str(fault.text)))
+        before = dict(self.local)
+
+        def inside(j: str, now: list[str]) -> list[str]:
+            self.values = {}
+            region.column = j
+            if fault is not None:
+                fault.text = now[-1]
+            following = []
+            for op in ops:
+                if isinstance(op, tile.ReduceOp):
+                    following.append(self._reduce(op, j, extent, now[len(following)]))
+                else:
+                    self._lane_op(op, j, extent, accesses)
+            return following + ([str(fault.text)] if fault is not None else [])
+
+        end = extent
+        if not extent.isdigit():
+            end = f.emit(f"and i64 {f.emit(f'add i64 {extent}, {width - 1}')}, -{width}")
+        elif columns % width:
+            end = str(-(-columns // width) * width)
+        final = f.loop("0", end, width, inside, carried, hint="lane")
+        # What was read inside the loop is not at hand after it.
+        self.local, self.values = before, {}
+        if fault is not None:
+            fault.text = final[-1]
+        for op, text in zip(reductions, final, strict=False):
+            self._have(op.result, Value(element_of(op.result), horizontal(region, op, text)))
+
+    def _lane_op(self, op: Operation, j: str, extent: str, accesses: dict[Operation, LaneAccess]) -> None:
+        region = self.region
+        if isinstance(op, tile.StoreOp):
+            indices = {d: self._lane_value(index, j) for d, index in accesses[op].lanes.items()}
+            accesses[op].store(self._lane_value(op.tile, j), indices, j, extent)
+            return
+        if isinstance(op, tile.MapOp):
+            for argument, value in zip(op.body.block.args, op.inputs, strict=True):
+                if columns_of(value) > 1:
+                    region.values[argument] = self._lane_value(value, j)
+            region.emit_block(op.body.block, (LANE,))
+            last = op.body.block.last_op
+            assert last is not None
+            value = region.values[last.operands[0]]
+        elif isinstance(op, tile.LoadOp):
+            indices = {d: self._lane_value(index, j) for d, index in accesses[op].lanes.items()}
+            value = accesses[op].load(indices, j, extent)
+        elif isinstance(op, tile.StageOp):
+            value = self._convert(self._lane_value(op.tile, j), op)
+        else:
+            raise LoweringError(f"{op.name} is not emitted for CPUs here")
+        result = op.results[0]
+        self.values[result] = value
+        if result in self.storages:
+            write(region, self.storages[result], self._address(result), j, value)
+
+    def _reduce(self, op: tile.ReduceOp, j: str, extent: str, carried: str) -> str:
+        text = self.region.text(self._lane_value(op.tile, j), True)
+        if extent.isdigit() and int(extent) % self.width:
+            text = self.region.mask_tail(text, element_of(op.tile), j, extent, neutral(op, self.width))
+        return step(self.region, op, carried, text)
+
+    def _report(self, fault: Fault) -> None:
+        """Tell the launcher that an index was out of range."""
+        f = self.f
+        found = str(fault.text)
+        if found == "zeroinitializer" or found == "false":
+            return
+        if self.width > 1:
+            self.region.declarations.add(f"declare i1 @llvm.vector.reduce.or.v{self.width}i1(<{self.width} x i1>)")
+            found = f.emit(f"call i1 @llvm.vector.reduce.or.v{self.width}i1(<{self.width} x i1> {found})")
+
+        def tell() -> None:
+            f.do(f"store atomic i64 1, ptr {f.pointer('%context', 7, 'i64')} monotonic, align 8")
+
+        f.when(found, tell)
+
+    # -- products -----------------------------------------------------------------------------------------------------
+    def _dot(self, dot: tile.DotOp) -> None:
+        body, f, resolve = self.body, self.f, self.program.resolve
+        products = body.leaf_symbols()
+        panels = self.panels[dot]
+        left = self._storage(resolve(dot.lhs))
+        if element_type(left.type) != body.kernel.element:
+            raise LoweringError(f"tile.dot: the left operand is of {left.type}, the product of {element_of(dot.result)}")
+        lhs = left.pointer if not left.task else f.pointer(left.pointer, f.emit(f"mul i64 {self.start}, {left.stride}"), left.element)
+        depth = self.extent(resolve(dot.lhs))
+        columns = self.extent(dot.result)
+        count = f.emit(f"udiv i64 {f.emit(f'add i64 {columns}, {body.panel - 1}')}, {body.panel}")
+        factor = "null"
+        out = self._accumulator(dot)
+        if dot in self.program.absorbed:
+            place = self._storage(self.program.absorbed[dot][1])
+            factor = place.pointer if not place.task else f.pointer(place.pointer, self.start, place.element)
+        pointer = out.pointer if not out.task else f.pointer(out.pointer, f.emit(f"mul i64 {self.start}, {out.stride}"), out.element)
+        operands = (
+            f"ptr {lhs}, i64 {left.stride}, ptr {panels.pointer}, i64 {panels.stride}, ptr {pointer}, i64 {out.stride}"
+        )
+
+        def fast() -> None:
+            if dot.acc is None:
+                f.do(f"call void @{products.dot_rows}({operands}, i64 {count}, i64 {self.count}, i64 {depth})")
+            else:
+                f.do(
+                    f"call void @{products.dot_accumulate}({operands}, ptr {factor}, i64 {depth}, i64 {self.count}, i64 {count})"
+                )
+
+        def careful() -> None:
+            assert dot.live is not None
+            live = self._storage(resolve(dot.live))
+            f.do(
+                f"call void @{products.dot_accumulate_careful}({operands}, ptr {factor}, i64 {depth}, i64 {self.count}, i64 {count}, "
+                f"ptr {live.pointer}, i64 {live.stride})"
+            )
+
+        if dot.live is not None and dot.acc is None:
+            raise LoweringError("tile.dot with `where` needs an accumulator (`onto`)")
+        if dot.live is None:
+            fast()
+        else:
+            f.when(body.careful, careful, fast)
+
+    def _accumulator(self, dot: tile.DotOp) -> Storage:
+        """Where a product goes: onto its accumulator's own place if nobody else reads that, else onto a copy."""
+        program, resolve = self.program, self.program.resolve
+        if dot.result in self.storages and dot.acc is None:
+            return self.storages[dot.result]
+        if dot.acc is None:
+            self.storages[dot.result] = self.body.allocate(dot.result, self.task_level, True)
+            return self.storages[dot.result]
+        base = program.absorbed[dot][0] if dot in program.absorbed else resolve(dot.acc)
+        readers = program.users.get(base, [])
+        alone = len(readers) == 1 and base not in self.outside
+        if alone and base in self.carried:
+            place = self.carried.index(base)
+            if program.outputs[place] is dot.result:
+                self.storages[dot.result] = self.storages[base]
+                return self.storages[base]
+        elif alone and base in self.storages and base not in program.outputs and not self.storages[base].task:
+            self.storages[dot.result] = self.storages[base]
+            return self.storages[base]
+        if dot.result not in self.storages or self.storages[dot.result] is self.storages.get(base):
+            self.storages[dot.result] = self.body.allocate(dot.result, self.task_level, True)
+        self._copy_rows([(base, self.storages[dot.result])])
+        return self.storages[dot.result]
