@@ -9,10 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from attnc.codegen.llvm.leaves_dot import dot_accumulate_careful, finite, products
-from attnc.codegen.llvm.leaves_pack import packs
+from attnc.codegen.llvm.leaves_pack import pack_rhs, pack_rhs_transposed
 from attnc.codegen.llvm.target import Target
-
-PACKS = (pack_rhs_transposed, pack_rhs)
 
 ELEMENTS = {"f16": "half", "bf16": "bfloat", "f32": "float", "f64": "double"}
 """The names of LLVM for the element types that sources may have."""
@@ -34,19 +32,24 @@ def define(source: str, element: str, target: Target) -> tuple[Leaves, str]:
     """All leaves for operands of `source` ("float", "double", "half", "bfloat"), computing in `element` ("float", "double")."""
     (dot, accumulate), text = products(element, target)
     careful, careful_text = dot_accumulate_careful(element, target)
-    (transposed, pack), pack_text = packs(source, element, target)
+    transposed, transposed_text = pack_rhs_transposed(source, element, target)
+    pack, pack_text = pack_rhs(source, element, target)
     check, check_text = finite(element, target)
     leaves = Leaves(dot, accumulate, careful, transposed, pack, check)
-    return leaves, join([text, careful_text, pack_text, check_text])
+    return leaves, join([text, careful_text, transposed_text, pack_text, check_text])
 
 
 def join(texts: list[str]) -> str:
-    """One module of several texts: LLVM refuses to see a declaration twice."""
-    declarations: dict[str, None] = {}
+    """One module of several texts: LLVM refuses a second declaration, and one of what the module itself defines."""
+    declarations: dict[str, str] = {}
+    defined: set[str] = set()
     rest: list[str] = []
     for line in "\n".join(texts).split("\n"):
+        symbol = line[line.find("@") : line.find("(")]
         if line.startswith("declare "):
-            declarations[line] = None
-        else:
-            rest.append(line)
-    return "\n".join([*rest, *declarations, ""])
+            declarations[symbol] = line
+            continue
+        if line.startswith("define "):
+            defined.add(symbol)
+        rest.append(line)
+    return "\n".join([*rest, *(line for symbol, line in declarations.items() if symbol not in defined), ""])

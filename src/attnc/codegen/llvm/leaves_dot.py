@@ -19,8 +19,8 @@ UNROLL = 2
 ROWS_PER_POINTER = 3
 
 VARIANTS = {12: ((12, 8), (4, 0)), 8: ((8, 4), (4, 0)), 6: ((6, 2), (2, 0))}
-"""For each height of the register tile: (rows, the count of rows left above which this many are done at once). Few variants: each
-costs three milliseconds of compile time."""
+"""For each height of the register tile: (rows, the count of rows left above which this many are done at once). Few, for
+each costs three milliseconds of compile time."""
 
 
 class Shape:

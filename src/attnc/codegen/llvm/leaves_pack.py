@@ -113,6 +113,9 @@ ARGUMENTS = [
 ]
 
 
+TRANSPOSED = "pack_rhs_transposed"
+
+
 class _Packer:
     """What the two directions of packing share."""
 
@@ -148,8 +151,15 @@ class _Packer:
         return self.f.emit(f"select i1 {self.f.emit(f'icmp slt i64 {a}, {b}')}, i64 {a}, i64 {b}")
 
 
-def _pack_rhs_transposed(source: str, element: str, target: Target) -> tuple[str, str]:
-    p = _Packer("pack_rhs_transposed", source, element, target)
+def pack_rhs_transposed(source: str, element: str, target: Target) -> tuple[str, str]:
+    """`void (ptr source, i64 row_stride, i64 column_stride, ptr destination, i64 panel_stride,
+              i64 valid, i64 rows, i64 columns)`
+
+    destination[r / NR, c, r % NR] = source[r, c] for r < valid, c < columns; 0 for valid ≤ r < rows rounded up to NR, the width
+    of a panel. Strides are in elements, those of the source of elements of `source` ("float", "double", "half", "bfloat");
+    nothing needs alignment. Fast where either stride of the source is 1.
+    """
+    p = _Packer(TRANSPOSED, source, element, target)
     f, shape = p.f, p.shape
     width, inner = shape.width, LANE_BITS // shape.bits
     unit_columns = f.emit("icmp eq i64 %column_stride, 1")
@@ -216,10 +226,17 @@ def _pack_rhs_transposed(source: str, element: str, target: Target) -> tuple[str
     return p.symbol, f.finish()
 
 
-def _pack_rhs(source: str, element: str, target: Target, transposed: str) -> tuple[str, str]:
+def pack_rhs(source: str, element: str, target: Target) -> tuple[str, str]:
+    """`void (ptr source, i64 row_stride, i64 column_stride, ptr destination, i64 panel_stride,
+              i64 valid, i64 rows, i64 columns)`
+
+    destination[c / NR, r, c % NR] = source[r, c] for r < valid, c < columns; 0 for valid ≤ r < rows, and for the columns that
+    fill the last panel. Strides, alignment and speed as in `pack_rhs_transposed`, whose code it needs beside it.
+    """
     p = _Packer("pack_rhs", source, element, target)
     f, shape = p.f, p.shape
     width = shape.width
+    transposed = p.shape.symbol(f"{TRANSPOSED}.{SHORT[source]}")
     whole = f.emit(f"and i64 %columns, {-width}")
     padded = p.whole_panels("%columns")
 
@@ -255,24 +272,5 @@ def _pack_rhs(source: str, element: str, target: Target, transposed: str) -> tup
 
     f.when(f.emit("icmp eq i64 %column_stride, 1"), by_rows, by_columns)
     f.loop("%valid", "%rows", 1, lambda row, _: zero(row, 0), hint="beyond")
-    return p.symbol, f.finish()
-
-
-def packs(source: str, element: str, target: Target) -> tuple[tuple[str, str], str]:
-    """The symbols of `pack_rhs_transposed` and `pack_rhs`, and one text that defines both.
-
-    Strides are in elements, those of the source of elements of `source` ("float", "double", "half", "bfloat"); nothing needs
-    alignment. NR is the width of a panel. Both are fast where either stride of the source is 1.
-
-    `void pack_rhs_transposed(ptr source, i64 row_stride, i64 column_stride, ptr destination, i64 panel_stride,
-                              i64 valid, i64 rows, i64 columns)`
-        destination[r / NR, c, r % NR] = source[r, c] for r < valid, c < columns; 0 for valid ≤ r < rows rounded up to NR
-
-    `void pack_rhs(ptr source, i64 row_stride, i64 column_stride, ptr destination, i64 panel_stride,
-                   i64 valid, i64 rows, i64 columns)`
-        destination[c / NR, r, c % NR] = source[r, c] for r < valid, c < columns; 0 for valid ≤ r < rows, and for the columns
-        that fill the last panel
-    """
-    transposed, transposed_text = _pack_rhs_transposed(source, element, target)
-    pack, text = _pack_rhs(source, element, target, transposed)
-    return (transposed, pack), transposed_text + "\n" + text
+    declaration = f"declare void @{transposed}({', '.join(type_ for type_, _ in ARGUMENTS)})"
+    return p.symbol, f.finish() + "\n" + declaration + "\n"
