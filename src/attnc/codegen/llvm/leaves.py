@@ -6,6 +6,7 @@ function here and in `leaves_dot` and `leaves_pack` is pure, (element types, tar
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from attnc.codegen.llvm.leaves_dot import dot_accumulate_careful, finite, products
@@ -28,15 +29,23 @@ class Leaves:
     finite: str
 
 
+@functools.cache
 def define(source: str, element: str, target: Target) -> tuple[Leaves, str]:
     """All leaves for operands of `source` ("float", "double", "half", "bfloat"), computing in `element` ("float", "double")."""
     (dot, accumulate), text = products(element, target)
     careful, careful_text = dot_accumulate_careful(element, target)
-    transposed, transposed_text = pack_rhs_transposed(source, element, target)
-    pack, pack_text = pack_rhs(source, element, target)
+    (transposed, pack), pack_text = packs(source, element, target)
     check, check_text = finite(element, target)
     leaves = Leaves(dot, accumulate, careful, transposed, pack, check)
-    return leaves, join([text, careful_text, transposed_text, pack_text, check_text])
+    return leaves, join([text, careful_text, pack_text, check_text])
+
+
+@functools.cache
+def packs(source: str, element: str, target: Target) -> tuple[tuple[str, str], str]:
+    """The symbols of `pack_rhs_transposed` and `pack_rhs`, and one text that defines both: what a second source type adds."""
+    transposed, transposed_text = pack_rhs_transposed(source, element, target)
+    pack, pack_text = pack_rhs(source, element, target)
+    return (transposed, pack), join([transposed_text, pack_text])
 
 
 def join(texts: list[str]) -> str:
