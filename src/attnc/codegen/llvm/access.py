@@ -26,9 +26,9 @@ class LaneAccess:
             if row is None:
                 continue
             within = f.emit(f"icmp ult i64 {row}, {buffer.sizes[d]}")
-            self.inside = within if self.inside == "true" else f.emit(f"and i1 {self.inside}, {within}")
-            part = row if buffer.unit[d] else f.emit(f"mul i64 {row}, {buffer.strides[d]}")
-            offset = part if offset == "0" else f.emit(f"add i64 {offset}, {part}")
+            self.inside = within if self.inside == "true" else f.both(self.inside, within)
+            part = row if buffer.unit[d] else f.mul(row, buffer.strides[d])
+            offset = part if offset == "0" else f.add(offset, part)
         # Outside, the address would be wild; nothing is read there, but keep it tame.
         offset = offset if self.inside == "true" else f.emit(f"select i1 {self.inside}, i64 {offset}, i64 0")
         self.pointer = f.pointer(buffer.pointer, offset, self.stored)
@@ -84,8 +84,8 @@ class LaneAccess:
             first = f.emit(f"icmp ult i64 {index.base}, {self.buffer.sizes[d]}")
             offset = f.emit(f"select i1 {first}, i64 {index.base}, i64 0")
             pointer = f.pointer(self.pointer, offset, self.stored)
-            whole = f.emit(f"icmp sle i64 {f.emit(f'add i64 {index.base}, {width}')}, {self.buffer.sizes[d]}")
-            whole = f.emit(f"and i1 {f.emit(f'and i1 {whole}, {first}')}, {self.inside}")
+            whole = f.emit(f"icmp sle i64 {f.add(index.base, width)}, {self.buffer.sizes[d]}")
+            whole = f.emit(f"and i1 {f.both(whole, first)}, {self.inside}")
 
             def some() -> list[str]:
                 return [self._masked_load(type_, pointer, mask, zero)]
@@ -112,10 +112,10 @@ class LaneAccess:
             first = f.emit(f"icmp ult i64 {index.base}, {self.buffer.sizes[d]}")
             offset = f.emit(f"select i1 {first}, i64 {index.base}, i64 0")
             pointer = f.pointer(self.pointer, offset, self.stored)
-            last = f.emit(f"add i64 {index.base}, {width}")
+            last = f.add(index.base, width)
             whole = f.emit(f"icmp sle i64 {last}, {self.buffer.sizes[d]}")
-            fits = f.emit(f"icmp sle i64 {f.emit(f'add i64 {j}, {width}')}, {extent}")
-            whole = f.emit(f"and i1 {f.emit(f'and i1 {whole}, {first}')}, {f.emit(f'and i1 {fits}, {self.inside}')}")
+            fits = f.emit(f"icmp sle i64 {f.add(j, width)}, {extent}")
+            whole = f.emit(f"and i1 {f.both(whole, first)}, {f.both(fits, self.inside)}")
 
             def some() -> None:
                 name = f"llvm.masked.store.{self._mangled()}.p0"

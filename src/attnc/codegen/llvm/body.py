@@ -95,7 +95,7 @@ class BodyEmitter:
         self.row_count = str(self.task_rows)
         if self.row_dim is not None:
             bound, start = self.kernel.grid.bounds[self.row_dim], block.args[self.row_dim]
-            left = f.emit(f"sub i64 {region.scalar(bound)}, {region.scalar(start)}")
+            left = f.sub(region.scalar(bound), region.scalar(start))
             self.row_count = region.intrinsic("umin", "i64", False, [left, str(self.task_rows)])
         ops, _, alias = straight_line(block, None)
         parts: list[list[Operation] | tile.ForOp] = [[]]
@@ -157,7 +157,7 @@ class BodyEmitter:
 
         def inside(i: str, _: list[str]) -> None:
             region.values[position] = Value(position.type, i)
-            left = f.emit(f"sub i64 {region.scalar(loop.upper)}, {i}")
+            left = f.sub(region.scalar(loop.upper), i)
             limited = region.intrinsic("umin", "i64", False, [left, str(step)])
             self._block(loop, programs, limited)
 
@@ -242,7 +242,7 @@ class BodyEmitter:
             leaked = f.emit(f"icmp eq i32 {finite}, 0")
             first_time = f.emit(f"xor i1 {self.careful}, true")
             redo, go_on = f.new_block("careful"), f.new_block("finite")
-            f.branch_if(f.emit(f"and i1 {leaked}, {first_time}"), redo, go_on)
+            f.branch_if(f.both(leaked, first_time), redo, go_on)
             f.place(redo)
             f.store("i64", "1", flag, 8)
             f.branch(again)
@@ -262,7 +262,7 @@ class BodyEmitter:
         self.rows.begin(program, outside, loop, {dot: panels[program.resolve(dot.rhs)] for dot in program.dots})
 
         def strip(start: str, _: list[str]) -> None:
-            left = f.emit(f"sub i64 {self.row_count}, {start}")
+            left = f.sub(self.row_count, start)
             count = self.region.intrinsic("umin", "i64", False, [left, str(self.strip_rows)])
             self.rows.strip(start, count)
 

@@ -68,7 +68,7 @@ def _range(region: RegionEmitter, op: Operation) -> None:
     bounds = []
     for d, (lower, upper) in enumerate(zip(op.lower, op.upper, strict=True)):
         first = region.intrinsic("smax", "i64", False, [region.scalar(lower), "0"])
-        end = f.emit(f"add i64 {region.scalar(upper)}, 1")
+        end = f.add(region.scalar(upper), 1)
         bounds.append((first, region.intrinsic("smin", "i64", False, [end, buffer.sizes[d]])))
 
     def nest(d: int, offset: str, carried: list[str]) -> list[str]:
@@ -84,7 +84,7 @@ def _range(region: RegionEmitter, op: Operation) -> None:
             ]
 
         def inside(position: str, values: list[str]) -> list[str]:
-            here = f.emit(f"add i64 {offset}, {f.emit(f'mul i64 {position}, {buffer.strides[d]}')}")
+            here = f.add(offset, f.mul(position, buffer.strides[d]))
             return nest(d + 1, here, values)
 
         return f.loop(*bounds[d], 1, inside, [("i64", carried[0]), ("i64", carried[1])], hint="range")

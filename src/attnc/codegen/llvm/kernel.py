@@ -179,9 +179,9 @@ class KernelEmitter:
         if not self.uses_products and not self.pack_sources:
             return ""
         sources = sorted(self.pack_sources) or [self.element]
-        _, text = leaves.define(sources[0], self.element, self.target)
-        others = [leaves.packs(source, self.element, self.target)[1] for source in sources[1:]]
-        return leaves.join([text, *others]) if others else text
+        if len(sources) > 1:
+            raise LoweringError(f"the right-hand operands of a kernel must be of one element type, not {sources}")
+        return leaves.define(sources[0], self.element, self.target)[1]
 
     def _kernel_scalars(self, region: RegionEmitter) -> None:
         """Scalar operations outside the grid."""
@@ -197,7 +197,7 @@ class KernelEmitter:
         """From a task's number to its place in the grid; the last dimension runs fastest."""
         f = region.f
         if self.grid.descending is not None:
-            taken = f.emit(f"sub i64 {f.emit(f'sub i64 {tasks}, 1')}, {taken}")
+            taken = f.sub(f.sub(tasks, 1), taken)
         steps = self.grid.steps.get_values()
         counts = [self._count(region, n) for n in range(len(steps))]
         for n in reversed(range(len(steps))):
@@ -206,7 +206,7 @@ class KernelEmitter:
                 place = f.emit(f"urem i64 {taken}, {counts[n]}")
                 taken = f.emit(f"udiv i64 {taken}, {counts[n]}")
             argument = self.grid.body.block.args[n]
-            position = place if steps[n] == 1 else f.emit(f"mul i64 {place}, {steps[n]}")
+            position = place if steps[n] == 1 else f.mul(place, steps[n])
             region.values[argument] = Value(argument.type, position)
             region.depths[argument] = BLOCK
 
@@ -215,10 +215,7 @@ class KernelEmitter:
         step = self.grid.steps.get_values()[n]
         with region.f.at_entry():
             bound = region.scalar(self.grid.bounds[n])
-            if step == 1:
-                return bound
-            more = region.f.emit(f"add i64 {bound}, {step - 1}")
-            return region.f.emit(f"udiv i64 {more}, {step}")
+            return region.f.ceil_div(bound, step)
 
     def _plan(self) -> str:
         from attnc.codegen.llvm.staging import Staging
@@ -231,12 +228,12 @@ class KernelEmitter:
         zero_bytes, all_bytes = staging.layout(region)
         tasks = points = "1"
         for n in range(len(self.grid.bounds)):
-            tasks = f.emit(f"mul i64 {tasks}, {self._count(region, n)}")
-            points = f.emit(f"mul i64 {points}, {region.scalar(self.grid.bounds[n])}")
+            tasks = f.mul(tasks, self._count(region, n))
+            points = f.mul(points, region.scalar(self.grid.bounds[n]))
         flops = "0"
         for op in self.kernel.walk():
             if isinstance(op, tile.DotOp):
-                flops = f.emit(f"add i64 {flops}, {f.emit(f'mul i64 {points}, {self._row_flops(region, op)}')}")
+                flops = f.add(flops, f.mul(points, self._row_flops(region, op)))
         for n, value in enumerate((tasks, all_bytes, zero_bytes, flops)):
             f.store("i64", value, f.pointer("%result", n, "i64"), 8)
         return f.finish()
@@ -252,7 +249,7 @@ class KernelEmitter:
         if isinstance(loop, tile.ForOp) and loop.upper in region.values:
             step = loop.step.value.data
             work = 2 * columns * depth
-            return region.f.emit(f"udiv i64 {region.f.emit(f'mul i64 {region.scalar(loop.upper)}, {work}')}, {step}")
+            return region.f.emit(f"udiv i64 {region.f.mul(region.scalar(loop.upper), work)}, {step}")
         return str(2 * columns * depth)
 
 

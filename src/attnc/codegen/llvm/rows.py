@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from attnc.codegen.llvm.body import BodyEmitter
 
 
+def _may_fault(op: Operation) -> bool:
+    return isinstance(op, tile.MapOp) and any(may_fault(inner) for inner in op.body.walk())
+
+
 class RowEmitter:
     """Emits the strips of one program after another; `begin` a program, then `strip` where a strip's code belongs."""
 
@@ -122,7 +126,7 @@ class RowEmitter:
 
     def _enter_row(self, r: str) -> None:
         self.row = r
-        self.task_row = r if self.start == "0" else self.f.emit(f"add i64 {self.start}, {r}")
+        self.task_row = r if self.start == "0" else self.f.add(self.start, r)
         self.local: dict[SSAValue, Value] = {}
         self.addresses: dict[SSAValue, str] = {}
 
@@ -175,7 +179,7 @@ class RowEmitter:
         if isinstance(source, tile.IotaOp):
             base = self.region.scalar(source.offset)
             rows, _ = tile.shape_of(value)
-            text = base if rows == 1 else self.f.emit(f"add i64 {base}, {self.task_row}")
+            text = base if rows == 1 else self.f.add(base, self.task_row)
             found = Value(IndexType(), text)
         else:
             found = read(self.region, self._storage(value), self._address(value), None)
@@ -193,7 +197,7 @@ class RowEmitter:
         if isinstance(source, tile.FillOp):
             return self.region.values[source.value]
         if isinstance(source, tile.IotaOp):
-            base = self.f.emit(f"add i64 {self.region.scalar(source.offset)}, {j}")
+            base = self.f.add(self.region.scalar(source.offset), j)
             return Value(IndexType(), None, True, base=base, step=1)
         return read(self.region, self._storage(value), self._address(value), j)
 
@@ -213,7 +217,7 @@ class RowEmitter:
         f, region = self.f, self.region
         for op in group.ops:
             self._place(op, group, number)
-        faulty = any(may_fault(inner) for op in group.ops if isinstance(op, tile.MapOp) for inner in op.body.walk())
+        faulty = any(_may_fault(op) for op in group.ops)
 
         def row(r: str, _: list[str]) -> None:
             self._enter_row(r)
@@ -376,7 +380,7 @@ class RowEmitter:
                     self._row_value(value)
         reductions = [op for op in ops if isinstance(op, tile.ReduceOp)]
         carried = [(vector(width, element_type(element_of(op.tile))), neutral(op, width)) for op in reductions]
-        fault = region.fault
+        fault = region.fault if any(_may_fault(op) for op in ops) else None
         if fault is not None:
             carried.append((vector(width, "i1"), str(fault.text)))
         before = dict(self.local)
@@ -396,7 +400,7 @@ class RowEmitter:
 
         end = extent
         if not extent.isdigit():
-            end = f.emit(f"and i64 {f.emit(f'add i64 {extent}, {width - 1}')}, -{width}")
+            end = f.round_up(extent, width)
         elif columns % width:
             end = str(-(-columns // width) * width)
         final = f.loop("0", end, width, inside, carried, hint="lane")
@@ -462,16 +466,16 @@ class RowEmitter:
         left = self._storage(resolve(dot.lhs))
         if element_type(left.type) != body.kernel.element:
             raise LoweringError(f"tile.dot: the left operand is of {left.type}, the product of {element_of(dot.result)}")
-        lhs = left.pointer if not left.task else f.pointer(left.pointer, f.emit(f"mul i64 {self.start}, {left.stride}"), left.element)
+        lhs = left.pointer if not left.task else f.pointer(left.pointer, f.mul(self.start, left.stride), left.element)
         depth = self.extent(resolve(dot.lhs))
         columns = self.extent(dot.result)
-        count = f.emit(f"udiv i64 {f.emit(f'add i64 {columns}, {body.panel - 1}')}, {body.panel}")
+        count = f.ceil_div(columns, body.panel)
         factor = "null"
         out = self._accumulator(dot)
         if dot in self.program.absorbed:
             place = self._storage(self.program.absorbed[dot][1])
             factor = place.pointer if not place.task else f.pointer(place.pointer, self.start, place.element)
-        pointer = out.pointer if not out.task else f.pointer(out.pointer, f.emit(f"mul i64 {self.start}, {out.stride}"), out.element)
+        pointer = out.pointer if not out.task else f.pointer(out.pointer, f.mul(self.start, out.stride), out.element)
         operands = (
             f"ptr {lhs}, i64 {left.stride}, ptr {panels.pointer}, i64 {panels.stride}, ptr {pointer}, i64 {out.stride}"
         )

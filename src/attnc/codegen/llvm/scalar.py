@@ -262,7 +262,7 @@ class RegionEmitter:
             result = vector(width, "float")
         elif name == "f32_to_bf16":
             result = vector(width, "i16")
-        return self.f.emit(f"call {result} @{symbol}({', '.join(f'{type_} {a}' for a in arguments)})")
+        return self.f.emit(f"call {result} {symbol}({', '.join(f'{type_} {a}' for a in arguments)})")
 
     def intrinsic(self, name: str, element: str, lane: bool, arguments: Sequence[str], extra: str = "") -> str:
         """Call an LLVM intrinsic that is overloaded on one type."""
@@ -647,8 +647,8 @@ def _gather_lanes(
             product = position if buffer.unit[d] else e.f.emit(f"mul {vector(width, 'i64')} {position}, {stride}")
             lane_offset = product if lane_offset is None else e.f.emit(f"add {vector(width, 'i64')} {lane_offset}, {product}")
         else:
-            product = position if buffer.unit[d] else e.f.emit(f"mul i64 {position}, {buffer.strides[d]}")
-            scalar_offset = product if scalar_offset == "0" else e.f.emit(f"add i64 {scalar_offset}, {product}")
+            product = position if buffer.unit[d] else e.f.mul(position, buffer.strides[d])
+            scalar_offset = product if scalar_offset == "0" else e.f.add(scalar_offset, product)
     stored = storage_type(buffer.element)
     pointer = e.f.pointer(buffer.pointer, scalar_offset, stored)
     if lane_offset is None:
@@ -682,20 +682,20 @@ def _gather_run(
     width = e.width
     if index.element != "i64":
         raise LoweringError("tile.gather: indices are of type index")
-    last = e.f.emit(f"add i64 {base}, {index.step * (width - 1)}")
+    last = e.f.add(base, index.step * (width - 1))
     low, high = (base, last) if index.step == 1 else (last, base)
     from_zero = e.f.emit(f"icmp sge i64 {low}, 0")
     # An index computed in 32 bits may have wrapped around; then it is not one run.
     limit = e.intrinsic("umin", "i64", False, [buffer.sizes[d], str(2**31 - 1)])
     to_end = e.f.emit(f"icmp slt i64 {high}, {limit}")
-    inside = e.f.emit(f"and i1 {from_zero}, {to_end}")
+    inside = e.f.both(from_zero, to_end)
     offset = low
     for other, position in enumerate(indices):
         if other == d:
             continue
         wrapped = _wrap(e, buffer, other, position, False, live, checked)
-        product = wrapped if buffer.unit[other] else e.f.emit(f"mul i64 {wrapped}, {buffer.strides[other]}")
-        offset = e.f.emit(f"add i64 {offset}, {product}")
+        product = wrapped if buffer.unit[other] else e.f.mul(wrapped, buffer.strides[other])
+        offset = e.f.add(offset, product)
     fault = e.fault.text if e.fault is not None else None
     stored = storage_type(buffer.element)
     type_ = vector(width, stored)

@@ -116,13 +116,13 @@ class Staging:
             for key, operand in operands.items():
                 counts[key] = self._slot_count(region, operand)
                 self.slots[key] = Slots(offset, "", "", "", "")
-                offset = f.emit(f"add i64 {offset}, {f.emit(f'mul i64 {counts[key]}, 4')}")
-            zero_bytes = offset = f.emit(f"and i64 {f.emit(f'add i64 {offset}, 63')}, -64")
+                offset = f.add(offset, f.mul(counts[key], 4))
+            zero_bytes = offset = f.round_up(offset, 64)
             for key, operand in operands.items():
                 slots = self.slots[key]
                 slots.data = offset
                 slots.capacity, slots.panel_stride, slots.bytes_each = self._slot_shape(region, operand)
-                offset = f.emit(f"add i64 {offset}, {f.emit(f'mul i64 {counts[key]}, {slots.bytes_each}')}")
+                offset = f.add(offset, f.mul(counts[key], slots.bytes_each))
         return zero_bytes, offset
 
     def _extents(self, region: RegionEmitter, operand: Operand) -> list[str]:
@@ -132,13 +132,13 @@ class Staging:
         extents = [sizes[d] for d, _ in operand.scalars]
         for d, step in ((operand.row_dim, operand.rows), (operand.column_dim, operand.columns)):
             if d is not None:
-                extents.append(f.emit(f"udiv i64 {f.emit(f'add i64 {sizes[d]}, {step - 1}')}, {step}"))
+                extents.append(f.ceil_div(sizes[d], step))
         return extents
 
     def _slot_count(self, region: RegionEmitter, operand: Operand) -> str:
         count = "1"
         for extent in self._extents(region, operand):
-            count = region.f.emit(f"mul i64 {count}, {extent}")
+            count = region.f.mul(count, extent)
         return count
 
     def _slot_shape(self, region: RegionEmitter, operand: Operand) -> tuple[str, str, str]:
@@ -150,12 +150,12 @@ class Staging:
             capacity = region.intrinsic("umin", "i64", False, [size, str(operand.rows)])
         if operand.transposed:
             stride = str(operand.columns * self.panel)
-            panels = f.emit(f"udiv i64 {f.emit(f'add i64 {capacity}, {self.panel - 1}')}, {self.panel}")
+            panels = f.ceil_div(capacity, self.panel)
         else:
-            stride = f.emit(f"mul i64 {capacity}, {self.panel}")
+            stride = f.mul(capacity, self.panel)
             panels = str(-(-operand.columns // self.panel))
-        elements = f.emit(f"mul i64 {panels}, {stride}")
-        rounded = f.emit(f"and i64 {f.emit(f'add i64 {f.emit(f'mul i64 {elements}, {self.bytes}')}, 63')}, -64")
+        elements = f.mul(panels, stride)
+        rounded = f.round_up(f.mul(elements, self.bytes), 64)
         return capacity, stride, rounded
 
     # -- use ----------------------------------------------------------------------------------------------------------
@@ -171,9 +171,9 @@ class Staging:
             if offset is not None:
                 positions.append(f.emit(f"udiv i64 {region.scalar(offset)}, {step}"))
         for position, extent in zip(positions, self._extents(region, operand), strict=True):
-            slot = f.emit(f"add i64 {f.emit(f'mul i64 {slot}, {extent}')}, {position}")
-        flag = f.pointer(self.shared, f.emit(f"add i64 {slots.flags}, {f.emit(f'mul i64 {slot}, 4')}"))
-        data = f.pointer(self.shared, f.emit(f"add i64 {slots.data}, {f.emit(f'mul i64 {slot}, {slots.bytes_each}')}"))
+            slot = f.add(f.mul(slot, extent), position)
+        flag = f.pointer(self.shared, f.add(slots.flags, f.mul(slot, 4)))
+        data = f.pointer(self.shared, f.add(slots.data, f.mul(slot, slots.bytes_each)))
         self._acquire(flag, lambda: self._pack(operand, data, slots.panel_stride, slots.capacity))
         return Panels(data, slots.panel_stride)
 
@@ -223,26 +223,26 @@ class Staging:
         for d, value in operand.scalars:
             position = region.scalar(value)
             inside = f.emit(f"and i1 {inside}, {f.emit(f'icmp ult i64 {position}, {buffer.sizes[d]}')}")
-            offset = f.emit(f"add i64 {offset}, {f.emit(f'mul i64 {position}, {buffer.strides[d]}')}")
+            offset = f.add(offset, f.mul(position, buffer.strides[d]))
         row_stride = column_stride = "0"
         if operand.row_dim is not None and operand.row_offset is not None:
             first = region.scalar(operand.row_offset)
-            left = f.emit(f"sub i64 {buffer.sizes[operand.row_dim]}, {first}")
+            left = f.sub(buffer.sizes[operand.row_dim], first)
             left = region.intrinsic("smin", "i64", False, [left, capacity])
             valid = region.intrinsic("smax", "i64", False, [left, "0"])
             row_stride = buffer.strides[operand.row_dim]
-            offset = f.emit(f"add i64 {offset}, {f.emit(f'mul i64 {first}, {row_stride}')}")
+            offset = f.add(offset, f.mul(first, row_stride))
         if operand.column_dim is not None and operand.column_offset is not None:
             first = region.scalar(operand.column_offset)
             column_stride = buffer.strides[operand.column_dim]
-            offset = f.emit(f"add i64 {offset}, {f.emit(f'mul i64 {first}, {column_stride}')}")
-            end = f.emit(f"add i64 {first}, {operand.columns}")
+            offset = f.add(offset, f.mul(first, column_stride))
+            end = f.add(first, operand.columns)
             inside = f.emit(f"and i1 {inside}, {f.emit(f'icmp ule i64 {end}, {buffer.sizes[operand.column_dim]}')}")
         valid = f.emit(f"select i1 {inside}, i64 {valid}, i64 0")
         stored = storage_type(buffer.element)
         source = "bfloat" if isinstance(buffer.element, BFloat16Type) else element_type(buffer.element)
-        symbols, _ = leaves.packs(source, self.element, self.kernel.target)
-        symbol = symbols[0] if operand.transposed else symbols[1]
+        symbols, _ = leaves.define(source, self.element, self.kernel.target)
+        symbol = symbols.pack_rhs_transposed if operand.transposed else symbols.pack_rhs
         self.kernel.pack_sources.add(source)
         region.declarations.add(f"declare void @{symbol}(ptr, i64, i64, ptr, i64, i64, i64, i64)")
         pointer = f.pointer(buffer.pointer, offset, stored)

@@ -33,6 +33,10 @@ def splat_constant(value: Value, width: int, element: str) -> Value:
     return value if width == 1 else "<" + ", ".join([f"{element} {value}"] * width) + ">"
 
 
+def _both(a: Value | int, b: Value | int) -> bool:
+    return all(isinstance(x, int) or x.lstrip("-").isdigit() for x in (a, b))
+
+
 class Function:
     """One function in the making. Arguments are reached by `%name`."""
 
@@ -77,6 +81,49 @@ class Function:
         type_ = vector(width, element)
         first = self.emit(f"insertelement {type_} poison, {element} {value}, i64 0")
         return self.emit(f"shufflevector {type_} {first}, {type_} poison, <{width} x i32> zeroinitializer")
+
+    # -- i64 arithmetic: what is known when writing is not written ---------------------------------------------------------
+    def add(self, a: Value | int, b: Value | int) -> Value:
+        """a + b."""
+        if _both(a, b):
+            return str(int(a) + int(b))
+        if str(b) == "0":
+            return str(a)
+        return str(b) if str(a) == "0" else self.emit(f"add i64 {a}, {b}")
+
+    def sub(self, a: Value | int, b: Value | int) -> Value:
+        """a - b."""
+        if _both(a, b):
+            return str(int(a) - int(b))
+        return str(a) if str(b) == "0" else self.emit(f"sub i64 {a}, {b}")
+
+    def mul(self, a: Value | int, b: Value | int) -> Value:
+        """a * b."""
+        if _both(a, b):
+            return str(int(a) * int(b))
+        if "0" in (str(a), str(b)):
+            return "0"
+        if str(b) == "1":
+            return str(a)
+        return str(b) if str(a) == "1" else self.emit(f"mul i64 {a}, {b}")
+
+    def ceil_div(self, a: Value | int, step: int) -> Value:
+        """a / step, rounded up, for a >= 0."""
+        if _both(a, step):
+            return str(-(-int(a) // step))
+        return str(a) if step == 1 else self.emit(f"udiv i64 {self.add(a, step - 1)}, {step}")
+
+    def round_up(self, a: Value | int, step: int) -> Value:
+        """The next multiple of `step`, a power of two."""
+        if _both(a, step):
+            return str(-(-int(a) // step) * step)
+        return self.emit(f"and i64 {self.add(a, step - 1)}, {-step}")
+
+    def both(self, a: Value, b: Value) -> Value:
+        """a and b, of i1."""
+        if "true" in (a, b):
+            return a if b == "true" else b
+        return self.emit(f"and i1 {a}, {b}")
 
     def pointer(self, base: Value, offset: Value | int, element: str = "i8") -> Value:
         """`base` moved by `offset` elements (an i64)."""
