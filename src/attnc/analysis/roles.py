@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from xdsl.ir.affine import AffineDimExpr, AffineMap
+from xdsl.ir.affine import AffineConstantExpr, AffineDimExpr, AffineMap
 
 Dims: TypeAlias = tuple[int, ...]
 
@@ -36,15 +36,22 @@ class Roles:
         return self.batch + self.m
 
 
-def map_dims(map_: AffineMap) -> Dims:
-    """The dims that a projected permutation picks, in its order.
+def map_results(map_: AffineMap) -> tuple[int | None, ...]:
+    """For each result of a projected permutation the dim it picks, or None for a constant 0 (a dimension of size 1).
 
-    Raises ValueError where `map_` is anything else (a sum, a constant, a dim used twice, symbols).
+    Raises ValueError where `map_` is anything else (a sum, another constant, a dim used twice, symbols).
     """
-    dims = tuple(e.position for e in map_.results if isinstance(e, AffineDimExpr))
-    if len(dims) != len(map_.results) or len(set(dims)) != len(dims) or map_.num_symbols:
+    results = tuple(e.position if isinstance(e, AffineDimExpr) else None for e in map_.results)
+    dims = [dim for dim in results if dim is not None]
+    zeros = all(e == AffineConstantExpr(0) for e in map_.results if not isinstance(e, AffineDimExpr))
+    if not zeros or len(set(dims)) != len(dims) or map_.num_symbols:
         raise ValueError(f"{map_} is not a projected permutation")
-    return dims
+    return results
+
+
+def map_dims(map_: AffineMap) -> Dims:
+    """The dims that a projected permutation picks, in its order. Raises ValueError as `map_results`."""
+    return tuple(dim for dim in map_results(map_) if dim is not None)
 
 
 def roles_of(query: Iterable[int], key: Iterable[int], value: Iterable[int], out: Iterable[int]) -> Roles:

@@ -44,7 +44,7 @@ from xdsl.parser import Parser
 from xdsl.traits import IsTerminator, Pure
 from xdsl.utils.exceptions import VerifyException
 
-from attnc.analysis.roles import Dims, Roles, map_dims, roles_of
+from attnc.analysis.roles import Dims, Roles, map_dims, map_results, roles_of
 
 _INDEX = IndexType()
 
@@ -134,13 +134,14 @@ class _AttentionBase(IRDLOperation, ABC):
         """For each dimension of the domain an operand, and its dimension, that has that size."""
         found: dict[int, tuple[SSAValue, int]] = {}
         for operand, map_ in zip(self.operands, self.maps, strict=True):
-            for position, dim in enumerate(map_dims(map_)):
-                found.setdefault(dim, (operand, position))
+            for position, dim in enumerate(map_results(map_)):
+                if dim is not None:
+                    found.setdefault(dim, (operand, position))
         return [found[dim] for dim in range(len(found))]
 
     def verify_(self):
         dims = self._verify_maps()
-        self._verify_shapes(dims)
+        self._verify_shapes()
         self._verify_roles(dims)
         self._verify_region()
 
@@ -158,15 +159,17 @@ class _AttentionBase(IRDLOperation, ABC):
         except ValueError as error:
             raise self._refuse(str(error)) from None
 
-    def _verify_shapes(self, dims: list[Dims]) -> None:
-        sizes: dict[int, int] = {}
-        for position, (operand, picked) in enumerate(zip(self.operands, dims, strict=True)):
+    def _verify_shapes(self) -> None:
+        sizes: dict[int | None, int] = {None: 1}
+        for position, (operand, map_) in enumerate(zip(self.operands, self.maps, strict=True)):
+            picked = map_results(map_)
             shape = operand.type.get_shape() if isinstance(operand.type, TensorType) else ()
             if len(shape) != len(picked):
                 raise self._refuse(f"operand {position} has rank {len(shape)}, its indexing map {len(picked)} results")
             for dim, size in zip(picked, shape, strict=True):
                 if size >= 0 and sizes.setdefault(dim, size) != size:
-                    raise self._refuse(f"dimension d{dim} is {sizes[dim]} in one operand and {size} in operand {position}")
+                    what = "a unit dimension" if dim is None else f"dimension d{dim}"
+                    raise self._refuse(f"{what} is {sizes[dim]} in one place and {size} in operand {position}")
         if [init.type for init in self.inits] != [result.type for result in self.results]:
             raise self._refuse("the results must have the types of the initial values")
 

@@ -1,0 +1,321 @@
+"""Attention on tiles becomes two products and what stands between them: only the `tile` dialect is left.
+
+Before, in the body of a `tile.for` over blocks of keys:
+
+    %acc_new, %max_new, %sum_new = "iree_linalg_ext.online_attention"(%query_tile, %key_tile, %value_tile, %scale, %acc_old, …)
+      ({ …; %x = select(%live, %modified, -inf); yield %x })
+
+After:
+
+    %scores = tile.dot %query_staged by transposed %key_staged
+    %modified = tile.case %class empty, full { the region without its last select, all gathers proven }
+                                 partial { the whole region }
+    %block_max = tile.reduce max %modified,   %max_new = max(%max_old, %block_max)
+    %anchor = %max_new, or 0 where that is -inf
+    %rescale = exp2((%max_old - %anchor) · log2 e)
+    %weights = exp2((%modified - %anchor) · log2 e),   %live_keys = %modified != -inf
+    %sum_new = %sum_old · %rescale + (tile.reduce add %weights)
+    %acc_new = tile.dot %weights by %value_staged onto %acc_old · %rescale where %live_keys
+
+Operands are staged in the type of the scores: halves are converted there. Where the region leaves the score alone (a mask apart) and
+scores are f32, `scale · log2 e` goes into the staged query instead; maxima are then in units of log2 until after the loop.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+from xdsl.dialects import tensor
+from xdsl.dialects.builtin import DenseArrayBase, Float32Type, FloatAttr, ModuleOp, TensorType, UnitAttr, i1, i32
+from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
+from xdsl.rewriter import InsertPoint, Rewriter
+
+from attnc.analysis.attention import constant_of, final_select
+from attnc.codegen.llvm.target import Target
+from attnc.dialects import tile
+from attnc.dialects.building import INDEX, Builder, erase_dead
+from attnc.dialects.linalg_ext import IndexOp, OnlineAttentionOp, YieldOp
+from attnc.errors import LoweringError
+
+NAME = "decompose-attention"
+LOG2E = math.log2(math.e)
+LN2 = math.log(2.0)
+
+
+def run(module: ModuleOp, target: Target) -> None:
+    """Decomposes every tiled online_attention of the module.
+
+    Raises:
+        LoweringError: an online_attention stands outside a `tile.kernel`.
+    """
+    for op in list(module.walk()):
+        if isinstance(op, OnlineAttentionOp):
+            if not isinstance(op.parent_op(), tile.CaseOp | tile.ForOp | tile.GridOp):
+                raise LoweringError(f"{op.name} is not tiled: run tile-attention first")
+            _Decomposition(op).run()
+
+
+class _Decomposition:
+    """Takes one tiled online_attention apart."""
+
+    def __init__(self, op: OnlineAttentionOp):
+        self.op = op
+        self.score = op.region.block.args[0].type
+        self.rows, self.columns = tile.shape_of(op.query)[0], tile.shape_of(op.key)[0]
+        self.row_type = tile.tile_type(self.rows, 1, self.score)
+        self.score_type = tile.tile_type(self.rows, self.columns, self.score)
+        select = final_select(op.region.block)
+        yielded = cast(YieldOp, op.region.block.last_op).value
+        modified = select.lhs if select is not None else yielded
+        self.loop_result = _after_loop(op.max_result)
+        self.folded = modified is op.region.block.args[0] and self.score == Float32Type() and self.loop_result is not None
+
+    def run(self) -> None:
+        op = self.op
+        self._stage_query()
+        block = Block()
+        build = self.build = Builder(block)
+        key = self._stage(build, op.key, "key_staged")
+        dot = tile.DotOp(self.query, key, self.score_type, transpose_rhs=True)
+        modified = self._modified(build.add(dot, "scores"))
+        zero = self._outside(0.0, "zero")
+        minus_infinity = self._outside(-math.inf, "minus_infinity")
+        log2e = None if self.folded else self._outside(LOG2E, "log2e")
+        row, wide = self.row_type, self.score_type
+
+        block_max = build.add(tile.ReduceOp("max", modified), "block_max")
+        max_new = self._map(row, "max_new", {"a": op.max, "c": block_max}, lambda m, a, c: m.binary("maximumf", a, c, "m"))
+
+        def anchor_of(m: Builder, value: SSAValue) -> SSAValue:
+            return m.select(m.compare_floats("oeq", value, minus_infinity, "dead"), zero, value, "a")
+
+        anchor = self._map(row, "anchor", {"m": max_new}, anchor_of)
+
+        def power(hint: str):
+            def body(m: Builder, value: SSAValue, base: SSAValue) -> SSAValue:
+                exponent = m.binary("subf", value, base, "difference")
+                if log2e is not None:
+                    exponent = m.binary("mulf", exponent, log2e, "exponent")
+                return m.unary_math("exp2", exponent, hint)
+
+            return body
+
+        rescale = self._map(row, "rescale", {"a": op.max, "m": anchor}, power("factor"))
+        live_type = tile.tile_type(self.rows, self.columns, i1)
+        live = self._map(
+            live_type, "live_keys", {"x": modified}, lambda m, x: m.compare_floats("une", x, minus_infinity, "alive")
+        )
+        weights = self._map(wide, "weights", {"x": modified, "m": anchor}, power("p"))
+        block_sum = build.add(tile.ReduceOp("add", weights), "block_sum")
+
+        def total(m: Builder, old: SSAValue, factor: SSAValue, new: SSAValue) -> SSAValue:
+            return m.binary("addf", m.binary("mulf", old, factor, "rescaled"), new, "total")
+
+        sum_new = self._map(row, "sum_new", {"l": op.sum, "a": rescale, "s": block_sum}, total)
+        acc_type = cast(TensorType, op.acc.type)
+        acc_rescaled = self._map(
+            acc_type, "acc_rescaled", {"o": op.acc, "a": rescale}, lambda m, o, a: m.binary("mulf", o, a, "rescaled")
+        )
+        self._move_load(op.value)
+        value = self._stage(build, op.value, "value_staged")
+        acc_new = build.add(tile.DotOp(weights, value, acc_type, acc_rescaled, live), "acc_new")
+        if self.folded:
+            self._natural_maximum()
+        for result, new in zip(op.results, (acc_new, max_new, sum_new), strict=True):
+            result.replace_all_uses_with(new)
+        ops = list(block.ops)
+        for inner in ops:
+            inner.detach()
+        Rewriter.insert_op(ops, InsertPoint.before(op))
+        Rewriter.erase_op(op)
+
+    # -- operands -----------------------------------------------------------------------------------------------------
+
+    def _stage_query(self) -> None:
+        """The query, in the type of the scores, staged where it is loaded."""
+        query = self.op.query
+        assert isinstance(query.owner, Operation)
+        block = Block()
+        build = Builder(block)
+        type_ = tile.tile_type(*tile.shape_of(query), self.score)
+        halves = cast(TensorType, query.type).element_type != self.score
+        if halves or self.folded:
+            factor = None
+            if self.folded:
+                factor = build.binary("mulf", self.op.scale, self._outside(LOG2E, "log2e"), "scale_log2e")
+
+            def body(m: Builder, x: SSAValue) -> SSAValue:
+                x = m.cast("extf", x, self.score, "wide") if halves else x
+                return m.binary("mulf", x, factor, "scaled") if factor is not None else x
+
+            query = _map(build, type_, "query_scaled" if self.folded else "query_wide", {"x": query}, body)
+        self.query = build.add(tile.StageOp(query, "lhs", "task", type_), "query_staged")
+        ops = list(block.ops)
+        for op in ops:
+            op.detach()
+        Rewriter.insert_op(ops, InsertPoint.after(cast(Operation, self.op.query.owner)))
+
+    def _stage(self, build: Builder, operand: SSAValue, hint: str) -> SSAValue:
+        type_ = tile.tile_type(*tile.shape_of(operand), self.score)
+        return build.add(tile.StageOp(operand, "rhs", "grid", type_), hint)
+
+    def _move_load(self, value: SSAValue) -> None:
+        """Values are loaded where they are wanted, after the weights."""
+        load = value.owner
+        if isinstance(load, tile.LoadOp) and load.parent is self.op.parent and len(list(value.uses)) == 1:
+            load.detach()
+            self.build.insert(load, value.name_hint)
+
+    def _outside(self, value: float, hint: str) -> SSAValue:
+        """A constant of the score's type at the head of the kernel, once."""
+        kernel = self.op.parent_op()
+        while kernel is not None and not isinstance(kernel, tile.KernelOp):
+            kernel = kernel.parent_op()
+        assert kernel is not None
+        block = kernel.body.block
+        for op in block.ops:
+            if isinstance(op, tile.GridOp):
+                new = Block()
+                result = Builder(new).constant(value, self.score, hint)
+                assert isinstance(result.owner, Operation)
+                result.owner.detach()
+                block.insert_op_before(result.owner, op)
+                return result
+            if op.name == "arith.constant" and op.results[0].type == self.score and constant_of(op.results[0]) == _rounded(
+                value, self.score
+            ):
+                return op.results[0]
+        raise LoweringError("tile.kernel without tile.grid")
+
+    # -- the region ---------------------------------------------------------------------------------------------------
+
+    def _modified(self, scores: SSAValue) -> SSAValue:
+        """The scores that enter the softmax."""
+        parent = self.op.parent_op()
+        region = self.op.parent_region()
+        labels = list(tile.CLASS_NAMES)
+        if isinstance(parent, tile.CaseOp):
+            labels = next(
+                [name.data for name in group] for group, case in zip(parent.labels, parent.cases, strict=True) if case is region
+            )
+        if not isinstance(parent, tile.CaseOp) or "full" not in labels:
+            return self._region(self.build, scores, full=False)
+        if "partial" not in labels:
+            return self._region(self.build, scores, full=True)
+        cases: list[tuple[list[str], Region]] = []
+        for names, full in ((["empty", "full"], True), (["partial"], False)):
+            block = Block()
+            build = Builder(block)
+            build.insert(tile.YieldOp([self._region(build, scores, full)]))
+            cases.append((names, Region(block)))
+        return self.build.add(tile.CaseOp(parent.selector, [self.score_type], cases), "modified")
+
+    def _region(self, build: Builder, scores: SSAValue, full: bool) -> SSAValue:
+        """The region as a map; where `full`, the mask holds for every pair and every gather is in range."""
+        source = self.op.region.block
+        select = final_select(source)
+        yielded = cast(YieldOp, source.last_op).value
+        if full and select is not None:
+            yielded = select.lhs
+        if self.folded and yielded is source.args[0]:
+            return scores
+        block = Block(arg_types=[self.score])
+        inputs = [scores]
+        block.args[0].name_hint = "s"
+        body = Builder(block)
+        score = block.args[0]
+        if not self.folded:
+            score = body.binary("mulf", score, self.op.scale, "natural")
+        mapper: dict[SSAValue, SSAValue] = {source.args[0]: score}
+        for op in source.ops:
+            if isinstance(op, IndexOp | tensor.ExtractOp):
+                if isinstance(op, tensor.ExtractOp):
+                    tile_ = op.tensor
+                elif any(not isinstance(use.operation, tensor.ExtractOp) for use in op.result.uses):
+                    tile_ = self._iota(build, op)
+                else:
+                    continue
+                if tile_ not in inputs:
+                    inputs.append(tile_)
+                    block.insert_arg(op.result.type, len(block.args)).name_hint = op.result.name_hint
+                mapper[op.result] = block.args[inputs.index(tile_)]
+            elif op is not source.last_op and not (full and op is select):
+                copy = op.clone(mapper)
+                block.add_op(copy)
+                if full:
+                    _prove(copy)
+        body.insert(tile.YieldOp([mapper.get(yielded, yielded)]))
+        erase_dead(block)
+        used = [n for n, argument in enumerate(block.args) if n == 0 or argument.uses]
+        for argument in reversed(block.args):
+            if argument.index not in used:
+                block.erase_arg(argument)
+        inputs = [inputs[n] for n in used]
+        return build.add(tile.MapOp(inputs, self.score_type, Region(block)), "x")
+
+    def _iota(self, build: Builder, op: IndexOp) -> SSAValue:
+        shapes = {0: (self.rows, 1), 1: (1, self.columns)}
+        if op.dimension not in shapes:
+            raise LoweringError(f"the region asks for its position in dimension {op.dimension}, which is summed over")
+        return build.add(tile.IotaOp(build.constant(0), tile.tile_type(*shapes[op.dimension], INDEX)))
+
+    def _map(self, type_: TensorType, hint: str, inputs: dict[str, SSAValue], body) -> SSAValue:  # noqa: ANN001
+        return _map(self.build, type_, hint, inputs, body)
+
+    # -- after the loop -----------------------------------------------------------------------------------------------
+
+    def _natural_maximum(self) -> None:
+        """Gives those who read the maximum after the loop natural units."""
+        result = self.loop_result
+        assert result is not None and isinstance(result.owner, Operation)
+        if not result.uses:
+            return
+        ln2 = self._outside(LN2, "ln2")
+        block = Block()
+        natural = _map(
+            Builder(block), self.row_type, "max_natural", {"m": result}, lambda m, x: m.binary("mulf", x, ln2, "natural")
+        )
+        op = cast(Operation, natural.owner)
+        op.detach()
+        result.replace_uses_with_if(natural, lambda use: use.operation is not op)
+        Rewriter.insert_op([op], InsertPoint.after(result.owner))
+
+
+def _map(build: Builder, type_: TensorType, hint: str, inputs: dict[str, SSAValue], body) -> SSAValue:  # noqa: ANN001
+    """A `tile.map`; `body` gets a builder and the elements of `inputs`, whose keys name them, and returns the result."""
+    block = Block(arg_types=[cast(TensorType, value.type).element_type for value in inputs.values()])
+    for argument, name in zip(block.args, inputs, strict=True):
+        argument.name_hint = name
+    inner = Builder(block)
+    inner.insert(tile.YieldOp.create(operands=[body(inner, *block.args)]))
+    op = tile.MapOp.create(operands=list(inputs.values()), result_types=[type_], regions=[Region(block)])
+    return build.add(op, hint)
+
+
+def _prove(op: Operation) -> None:
+    """Marks the gathers in `op` as proven."""
+    for inner in op.walk():
+        if isinstance(inner, tile.GatherOp) and inner.live is not None:
+            inner.operands = [operand for operand in inner.operands if operand is not inner.live]
+            inner.attributes["proven"] = UnitAttr()
+            sizes = [1, len(inner.operands) - 1, 0]
+            inner.attributes["operandSegmentSizes"] = DenseArrayBase.from_list(i32, sizes)
+
+
+def _after_loop(value: SSAValue) -> SSAValue | None:
+    """The result of the `tile.for` that `value` ends up as, by way of yields, or None where it takes another way."""
+    while True:
+        uses = list(value.uses)
+        if len(uses) != 1 or not isinstance(uses[0].operation, tile.YieldOp):
+            return None
+        parent = uses[0].operation.parent_op()
+        if parent is None or not isinstance(parent, tile.CaseOp | tile.ForOp):
+            return None
+        value = parent.results[uses[0].index]
+        if isinstance(parent, tile.ForOp):
+            return value
+
+
+def _rounded(value: float, type_: Attribute) -> float:
+    return FloatAttr(value, cast(Float32Type, type_)).value.data
