@@ -1,4 +1,4 @@
-"""Where the coefficients in `attnc/codegen/llvm/math_coefficients.py` come from: `python tests/math_fit.py` prints that file's tables.
+"""Where the coefficients in `codegen/llvm/math_coefficients.py` come from: `python tests/math_fit.py` prints that file.
 
 Polynomials: Remez exchange in 60-digit arithmetic for the linear problem  f(x) ~ base(x) + Σ c_k·x^k  under a weight. The
 coefficients are then rounded to the working precision from the lowest power up, the remaining ones being fitted again
@@ -8,17 +8,20 @@ after each rounding, so that rounding a coefficient does not cost its full error
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import mpmath as mp
 import numpy as np
 
 mp.mp.dps = 60
-Real = Callable[[mp.mpf], mp.mpf]
+Number = Any
+"""An mpf: mpmath has no types to name."""
+Real = Callable[[Number], Number]
 
 
 def remez(
     f: Real, weight: Real, low: float, high: float, powers: Sequence[int], points: int = 1200
-) -> tuple[list[mp.mpf], mp.mpf]:
+) -> tuple[list[Number], Number]:
     """Coefficients c of Σ c_k·x^powers[k] that make max |f − Σ|·weight on [low, high] least, and that maximum."""
     low, high, n = mp.mpf(low), mp.mpf(high), len(powers)
     # Inner Chebyshev points: neither an end nor the middle, where a weight may vanish.
@@ -55,7 +58,7 @@ def remez(
     return coefficients, level
 
 
-def rounded(value: mp.mpf, bits: int) -> mp.mpf:
+def rounded(value: Number, bits: int) -> Number:
     """`value` rounded to `bits` bits of mantissa."""
     if value == 0:
         return mp.mpf(0)
@@ -63,9 +66,7 @@ def rounded(value: mp.mpf, bits: int) -> mp.mpf:
         return +value
 
 
-def fit(
-    f: Real, weight: Real, low: float, high: float, powers: Sequence[int], bits: int = 24
-) -> tuple[list[float], float]:
+def fit(f: Real, weight: Real, low: float, high: float, powers: Sequence[int], bits: int = 24) -> tuple[list[float], float]:
     """As `remez`, with coefficients of `bits` bits, and the weighted error."""
     coefficients, _ = remez(f, weight, low, high, powers)
     low, high, n = mp.mpf(low), mp.mpf(high), 600
@@ -106,16 +107,16 @@ def tables() -> dict[str, tuple[list[float], float, str]]:
         values, error = fit(f, weight, low, high, range(degree + 1), bits)
         result[name] = (values, error, text)
 
-    def power(x: mp.mpf) -> mp.mpf:
+    def power(x: Number) -> Number:
         return mp.exp(x * ln2)
 
-    def small(value: mp.mpf) -> mp.mpf:
+    def small(value: Number) -> Number:
         return value if abs(value) > mp.mpf(10) ** -15 else mp.mpf(10) ** -15
 
-    def exp2_part(x: mp.mpf) -> mp.mpf:
+    def exp2_part(x: Number) -> Number:
         return mp.expm1(small(x) * ln2) / small(x)
 
-    def expm1_part(x: mp.mpf) -> mp.mpf:
+    def expm1_part(x: Number) -> Number:
         return (mp.expm1(small(x)) - small(x)) / small(x) ** 2
 
     polynomial("SOFTMAX_EXP2", "(2^x - 1)/x", exp2_part, lambda x: abs(x) / power(x), -0.5, 0.5, 4)
@@ -128,16 +129,16 @@ def tables() -> dict[str, tuple[list[float], float, str]]:
         first = rounded(scale, 24)
         second = rounded(scale - first, 24)
 
-        def log_part(x: mp.mpf, scale: mp.mpf = scale, known: mp.mpf = first + second) -> mp.mpf:
+        def log_part(x: Number, scale: Number = scale, known: Number = first + second) -> Number:
             return (mp.log1p(small(x)) * scale - known * small(x)) / small(x) ** 2
 
-        def log_weight(x: mp.mpf, scale: mp.mpf = scale) -> mp.mpf:
+        def log_weight(x: Number, scale: Number = scale) -> Number:
             return small(x) ** 2 / abs(mp.log1p(small(x)) * scale)
 
         values, error = fit(log_part, log_weight, 1 / root - 1, root - 1, range(9))
         result[name] = ([float(first), float(second), *values], error, f"{text}(1 + x) = x·(first + second) + x^2·P(x)")
 
-    def atanh_part(z: mp.mpf) -> mp.mpf:
+    def atanh_part(z: Number) -> Number:
         s = mp.sqrt(small(z))
         return (2 * mp.atanh(s) / s - 2) / s**2
 
@@ -170,7 +171,9 @@ def tables() -> dict[str, tuple[list[float], float, str]]:
 
 
 if __name__ == "__main__":
-    print('"""Coefficients, lowest power first, printed by tests/math_fit.py; each with the largest relative error of its fit."""\n')
+    print(
+        '"""Coefficients, lowest power first, printed by tests/math_fit.py, with the largest relative error of each fit."""\n'
+    )
     for name, (values, error, text) in tables().items():
         print(f"# {text}: {error:.1e}")
         print(f"{name} = (\n" + "".join(f"    {value!r},\n" for value in values) + ")")

@@ -15,7 +15,7 @@ import pytest
 from attnc.analysis.machine import register_tile
 from attnc.codegen.llvm import leaves
 from attnc.codegen.llvm.leaves_dot import BITS
-from attnc.codegen.llvm.target import Target
+from attnc.target import Target
 from attnc.runtime.objects import LoadedObjects
 
 X86 = platform.machine() in ("x86_64", "AMD64")

@@ -10,7 +10,7 @@ import numpy as np
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.parser import Parser
 
-from attnc.codegen.llvm.target import Target
+from attnc.target import Target
 from attnc.dialects.context import build_context
 
 TARGET = Target("x86_64-unknown-linux-gnu", "", "", 512, 32)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attnc.codegen.llvm.target import Target
+from attnc.target import Target
 
 MIN_KEYS, MAX_KEYS = 64, 512
 TASK_ROWS = 96

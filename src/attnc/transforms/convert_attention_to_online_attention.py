@@ -28,7 +28,7 @@ from xdsl.ir.affine import AffineDimExpr, AffineMap
 from xdsl.rewriter import InsertPoint, Rewriter
 
 from attnc.analysis.roles import map_dims
-from attnc.codegen.llvm.target import Target
+from attnc.target import Target
 from attnc.dialects.building import Builder
 from attnc.dialects.linalg_ext import AttentionOp, IndexOp, OnlineAttentionOp, YieldOp
 

@@ -32,7 +32,7 @@ from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.rewriter import InsertPoint, Rewriter
 
 from attnc.analysis.attention import constant_of, final_select
-from attnc.codegen.llvm.target import Target
+from attnc.target import Target
 from attnc.dialects import tile
 from attnc.dialects.building import INDEX, Builder, erase_dead
 from attnc.dialects.linalg_ext import IndexOp, OnlineAttentionOp, YieldOp

@@ -21,7 +21,7 @@ from xdsl.ir import SSAValue
 
 from attnc import knobs
 from attnc.analysis.machine import tile_sizes
-from attnc.codegen.llvm.target import Target
+from attnc.target import Target
 from attnc.dialects.linalg_ext import OnlineAttentionOp
 
 NAME = "select-tile-sizes"

@@ -52,7 +52,7 @@ from xdsl.ir import Attribute, Block, BlockArgument, Operation, Region, SSAValue
 from xdsl.ir.affine import AffineConstantExpr, AffineDimExpr, AffineMap
 
 from attnc.analysis.attention import Attention, is_unmasked, match_attention
-from attnc.codegen.llvm.target import Target
+from attnc.target import Target
 from attnc.dialects import tile
 from attnc.dialects.building import INDEX, Builder, erase_dead
 from attnc.dialects.linalg_ext import OnlineAttentionOp

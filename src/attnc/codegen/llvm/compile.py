@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import llvmlite.binding as llvm
 
-from attnc.codegen.llvm.target import Target
+from attnc.target import Target
 from attnc.errors import CompileError
 
 

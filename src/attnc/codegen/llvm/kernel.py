@@ -25,7 +25,7 @@ from attnc.codegen.llvm.scalar import (
     static_strides,
     storage_type,
 )
-from attnc.codegen.llvm.target import Target
+from attnc.target import Target
 from attnc.codegen.llvm.text import Function
 from attnc.dialects import tile
 from attnc.errors import LoweringError

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from attnc.codegen.llvm.leaves_dot import dot_accumulate_careful, finite, products
 from attnc.codegen.llvm.leaves_pack import pack_rhs, pack_rhs_transposed
-from attnc.codegen.llvm.target import Target
+from attnc.target import Target
 
 ELEMENTS = {"f16": "half", "bf16": "bfloat", "f32": "float", "f64": "double"}
 """The names of LLVM for the element types that sources may have."""

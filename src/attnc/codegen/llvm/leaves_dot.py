@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from attnc.analysis.machine import register_tile
-from attnc.codegen.llvm.target import Target
+from attnc.target import Target
 from attnc.codegen.llvm.text import Function, Value, float_constant, splat_constant, vector
 
 BITS = {"float": 32, "double": 64}
@@ -192,6 +192,9 @@ def _block(shape: Shape, symbol: str, rows: int) -> str:
             here = [f.pointer(pointer, d, element) for pointer in pointers]
             at = f.pointer(panel, f.emit(f"mul i64 {d}, {shape.columns}"), element)
             for u in range(unroll):
+                if u:
+                    # Else the code generator pairs this step's broadcasts with the last one's, and runs out of registers.
+                    f.do('fence syncscope("singlethread") acq_rel')
                 values = _step(f, shape, rows, here, stride, at, values, u)
             return values
 

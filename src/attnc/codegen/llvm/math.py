@@ -2,18 +2,18 @@
 
     symbol, text = define("tanh", "float", 16)      # "@attnc.tanh.v16float", "define internal <16 x float> @attnc.tanh…"
 
-A call is then `call <16 x float> @attnc.tanh.v16float(<16 x float> %x)`; a width of 1 means scalars. Functions of `float` are
-straight vector code without calls; those of `double` call libm lane by lane, apart from exp, exp2, log and what needs
-no approximation. Regions in f16 and bf16 compute in float and convert.
+`element` is that of the operands. A call is then `call <16 x float> @attnc.tanh.v16float(<16 x float> %x)`; a width of 1 means
+scalars. Functions of `float` are straight vector code without calls; those of `double` call libm lane by lane, apart
+from exp, exp2, log and what needs no approximation. Regions in f16 and bf16 compute in float and convert.
 
 | names | elements | operands → result |
 |---|---|---|
 | `UNARY` | float, double | T → T |
-| `BINARY` | float, double | T, T → T |
+| `BINARY` (`powf` is another name of `pow`) | float, double | T, T → T |
 | `softmax_exp2` | float, double | T → T, for x <= 0 or NaN: at and below -127 (-1022) it is exactly 0 |
 | `floordiv`, `floormod`, `truncdiv`, `truncrem` | i8, i16, i32, i64, u8 | T, T → T (u8: LLVM's i8, unsigned) |
 | `fptosi.i8`, `.i16`, `.i32`, `.i64` | float, double | T → integer |
-| `bf16_to_f32`, `f16_to_f32` | float | i16 → float (the bits of the narrow number) |
+| `bf16_to_f32`, `f16_to_f32` | i16 | i16 → float (the bits of the narrow number) |
 | `f32_to_bf16`, `f32_to_f16` | float | float → i16 |
 """
 
@@ -24,10 +24,11 @@ import functools
 from attnc.codegen.llvm import math_convert, math_double, math_exponential, math_integer, math_trigonometric
 from attnc.codegen.llvm.math_body import Body, Lanes, Machine
 
-__all__ = ["BINARY", "UNARY", "Machine", "declarations", "define", "libm_symbols", "signature"]
+__all__ = ["BINARY", "MODERN", "UNARY", "Machine", "declarations", "define", "libm_symbols", "signature"]
 
 _UNARY_FLOAT = {f.__name__: f for f in (*math_exponential.FUNCTIONS, *math_trigonometric.UNARY, *math_convert.UNARY)}
 _BINARY_FLOAT = {f.__name__: f for f in (*math_trigonometric.BINARY, *math_convert.BINARY)}
+_BINARY_FLOAT["powf"] = math_trigonometric.pow
 _UNARY_DOUBLE = {**math_double.UNARY, **{f.__name__: f for f in math_convert.UNARY}}
 _BINARY_DOUBLE = {**math_double.BINARY, **{f.__name__: f for f in math_convert.BINARY}}
 _CONVERSIONS = {
@@ -37,6 +38,8 @@ _CONVERSIONS = {
     "f32_to_f16": (math_convert.f32_to_f16, "float", "i16"),
 }
 
+MODERN = Machine()
+"""A CPU that rounds and converts f16 in vectors: x86 with AVX2 and F16C, or NEON."""
 UNARY = tuple(sorted(_UNARY_FLOAT))
 """Functions of one float."""
 BINARY = tuple(sorted(_BINARY_FLOAT))
@@ -48,8 +51,8 @@ def signature(name: str, element: str) -> tuple[tuple[str, ...], str]:
     if name in math_integer.NAMES and element in ("i8", "i16", "i32", "i64", "u8"):
         narrow = "i8" if element == "u8" else element
         return (narrow, narrow), narrow
-    if name in _CONVERSIONS and element == "float":
-        return (_CONVERSIONS[name][1],), _CONVERSIONS[name][2]
+    if name in _CONVERSIONS and element == _CONVERSIONS[name][1]:
+        return (element,), _CONVERSIONS[name][2]
     if element in ("float", "double"):
         if name in UNARY:
             return (element,), element
@@ -82,13 +85,13 @@ def _build(body: Body, name: str, element: str, arguments: list[Lanes]) -> Lanes
     return (_BINARY_DOUBLE if element == "double" else _BINARY_FLOAT)[name](body, *arguments)
 
 
-def define(name: str, element: str, width: int, machine: Machine = Machine()) -> tuple[str, str]:
+def define(name: str, element: str, width: int, machine: Machine = MODERN) -> tuple[str, str]:
     """(symbol, text of the internal, always inlined function) of `width` lanes. Raises KeyError for an unknown function."""
     symbol, text, _ = _body(name, element, width, machine)
     return symbol, text
 
 
-def declarations(name: str, element: str, width: int, machine: Machine = Machine()) -> tuple[str, ...]:
+def declarations(name: str, element: str, width: int, machine: Machine = MODERN) -> tuple[str, ...]:
     """The `declare` lines the text needs; other functions may need the same ones, so write each once."""
     return _body(name, element, width, machine)[2]
 

@@ -126,9 +126,7 @@ class Lanes:
 class Body:
     """A function in the making: `arguments` are its parameters' elements, reached as `self.arguments`."""
 
-    def __init__(
-        self, symbol: str, width: int, arguments: Sequence[tuple[str, str]], result: str, machine: Machine
-    ):
+    def __init__(self, symbol: str, width: int, arguments: Sequence[tuple[str, str]], result: str, machine: Machine):
         self.width = width
         self.machine = machine
         self.declarations: dict[str, None] = {}

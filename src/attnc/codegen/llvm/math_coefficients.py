@@ -1,4 +1,4 @@
-"""Coefficients, lowest power first, printed by tests/math_fit.py; each with the largest relative error of its fit."""
+"""Coefficients, lowest power first, printed by tests/math_fit.py, with the largest relative error of each fit."""
 
 # (2^x - 1)/x: 9.3e-08
 SOFTMAX_EXP2 = (

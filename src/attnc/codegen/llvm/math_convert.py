@@ -1,4 +1,4 @@
-"""Conversions, rounding to integers, and the selections among floats: everything here is exact, or rounds once to nearest even."""
+"""Conversions, rounding to integers, and the selections among floats: all exact, or rounded once to nearest even."""
 
 from __future__ import annotations
 

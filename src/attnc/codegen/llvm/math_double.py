@@ -85,7 +85,7 @@ def _libm(body: Body, *operands: Lanes, name: str) -> Lanes:
 
 _LIBM_UNARY = ("expm1", "log2", "log10", "log1p", "tanh", "sin", "cos", "tan", "sinh", "cosh", "asin", "acos", "atan", "erf")
 _LIBM_BINARY = ("atan2", "pow")
-LIBM = {name: (name,) for name in (*_LIBM_UNARY, *_LIBM_BINARY)}
+LIBM = {name: (name,) for name in (*_LIBM_UNARY, *_LIBM_BINARY)} | {"powf": ("pow",)}
 """The libm symbols of each function that calls some."""
 
 UNARY = {
@@ -93,3 +93,4 @@ UNARY = {
     **{name: functools.partial(_libm, name=name) for name in _LIBM_UNARY},
 }
 BINARY = {name: functools.partial(_libm, name=name) for name in _LIBM_BINARY}
+BINARY["powf"] = BINARY["pow"]

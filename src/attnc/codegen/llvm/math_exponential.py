@@ -9,7 +9,7 @@ from attnc.codegen.llvm import math_coefficients as table
 from attnc.codegen.llvm.math_body import Body, Lanes
 
 ROUNDER = 1.5 * 2.0**23
-"""Added to |x| < 2^22 it leaves round(x) in the low bits of the sum, in two's complement; subtracted again, the float round(x)."""
+"""Added to |x| < 2^22 it leaves round(x) in the low bits of the sum, in two's complement; subtracted again, round(x)."""
 
 LOG2_E = math.log2(math.e)
 LN2_HIGH = 0.693145751953125
@@ -23,7 +23,7 @@ SMALLEST_NORMAL = 2.0**-126
 
 def softmax_exp2(body: Body, x: Lanes) -> Lanes:
     """2^x for x <= 0 or NaN, relative error 1.6e-7 (1.6 ulp) down to -126. At and below -126.5 it is exactly +0, so that -inf
-    gives +0; NaN stays NaN. Eleven instructions a vector: the inner loop of softmax.
+    gives +0; NaN stays NaN. (From 0 to 127 it holds too.) Eleven instructions a vector: the inner loop of softmax.
 
     The bias of the exponent sits in the rounding constant, so the sum's low bits shifted up are the factor 2^n, and 0 for
     n = -127. An integer addition to the exponent of p would cost the same and lose a NaN with payload.
