@@ -20,18 +20,29 @@ from exp, exp2, log and what needs no approximation. Regions in f16 and bf16 com
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 from attnc.codegen.llvm import math_convert, math_double, math_exponential, math_integer, math_trigonometric
 from attnc.codegen.llvm.math_body import Body, Lanes, Machine
 
 __all__ = ["BINARY", "MODERN", "UNARY", "Machine", "declarations", "define", "libm_symbols", "signature"]
 
-_UNARY_FLOAT = {f.__name__: f for f in (*math_exponential.FUNCTIONS, *math_trigonometric.UNARY, *math_convert.UNARY)}
-_BINARY_FLOAT = {f.__name__: f for f in (*math_trigonometric.BINARY, *math_convert.BINARY)}
-_BINARY_FLOAT["powf"] = math_trigonometric.pow
-_UNARY_DOUBLE = {**math_double.UNARY, **{f.__name__: f for f in math_convert.UNARY}}
-_BINARY_DOUBLE = {**math_double.BINARY, **{f.__name__: f for f in math_convert.BINARY}}
-_CONVERSIONS = {
+Builder = Callable[..., Lanes]
+
+
+def _named(*functions: Builder) -> dict[str, Builder]:
+    return {function.__name__: function for function in functions}
+
+
+_UNARY = {
+    "float": _named(*math_exponential.FUNCTIONS, *math_trigonometric.UNARY, *math_convert.UNARY),
+    "double": math_double.UNARY | _named(*math_convert.UNARY),
+}
+_BINARY = {
+    "float": _named(*math_trigonometric.BINARY, *math_convert.BINARY) | {"powf": math_trigonometric.pow},
+    "double": math_double.BINARY | _named(*math_convert.BINARY),
+}
+_CONVERSIONS: dict[str, tuple[Builder, str, str]] = {
     "bf16_to_f32": (math_convert.bf16_to_f32, "i16", "float"),
     "f16_to_f32": (math_convert.f16_to_f32, "i16", "float"),
     "f32_to_bf16": (math_convert.f32_to_bf16, "float", "i16"),
@@ -40,9 +51,9 @@ _CONVERSIONS = {
 
 MODERN = Machine()
 """A CPU that rounds and converts f16 in vectors: x86 with AVX2 and F16C, or NEON."""
-UNARY = tuple(sorted(_UNARY_FLOAT))
+UNARY = tuple(sorted(_UNARY["float"]))
 """Functions of one float."""
-BINARY = tuple(sorted(_BINARY_FLOAT))
+BINARY = tuple(sorted(_BINARY["float"]))
 """Functions of two floats."""
 
 
@@ -75,14 +86,12 @@ def _body(name: str, element: str, width: int, machine: Machine) -> tuple[str, s
 
 def _build(body: Body, name: str, element: str, arguments: list[Lanes]) -> Lanes:
     if name in math_integer.NAMES:
-        return math_integer.divide(body, *arguments, name, element != "u8")
+        return math_integer.divide(body, *arguments, name=name, signed=element != "u8")
     if name in _CONVERSIONS:
         return _CONVERSIONS[name][0](body, *arguments)
     if name.startswith("fptosi."):
-        return math_convert.fptosi(body, *arguments, name.removeprefix("fptosi."))
-    if len(arguments) == 1:
-        return (_UNARY_DOUBLE if element == "double" else _UNARY_FLOAT)[name](body, *arguments)
-    return (_BINARY_DOUBLE if element == "double" else _BINARY_FLOAT)[name](body, *arguments)
+        return math_convert.fptosi(body, *arguments, result=name.removeprefix("fptosi."))
+    return (_UNARY if len(arguments) == 1 else _BINARY)[element][name](body, *arguments)
 
 
 def define(name: str, element: str, width: int, machine: Machine = MODERN) -> tuple[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 
 from attnc.codegen.llvm import math_coefficients as table
 from attnc.codegen.llvm.math_body import Body, Lanes
@@ -88,9 +89,9 @@ _LIBM_BINARY = ("atan2", "pow")
 LIBM = {name: (name,) for name in (*_LIBM_UNARY, *_LIBM_BINARY)} | {"powf": ("pow",)}
 """The libm symbols of each function that calls some."""
 
-UNARY = {
+UNARY: dict[str, Callable[..., Lanes]] = {
     **{f.__name__: f for f in (exp, exp2, softmax_exp2, sigmoid, log)},
     **{name: functools.partial(_libm, name=name) for name in _LIBM_UNARY},
 }
-BINARY = {name: functools.partial(_libm, name=name) for name in _LIBM_BINARY}
+BINARY: dict[str, Callable[..., Lanes]] = {name: functools.partial(_libm, name=name) for name in _LIBM_BINARY}
 BINARY["powf"] = BINARY["pow"]
