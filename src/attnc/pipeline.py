@@ -1,0 +1,210 @@
+"""The road of one program, from what was captured to native code: one straight line of named stages.
+
+    torch                                    what the user wrote: mods as functions, attention as one operation
+    convert-torch-to-linalg-ext              the mods inlined into the region of `iree_linalg_ext.attention`
+    convert-attention-to-online-attention    running maximum and sum appear
+    classify-blocks                          `@classify`: what is known of a block before it is computed
+    select-tile-sizes                        rows and keys of a block, for this machine
+    tile-attention                           loops: tasks of rows, blocks of keys
+    decompose-attention                      the `tile` dialect alone
+    (emit)                                   LLVM text, object code
+
+`attnc.flex_attention`, `attnc.lower` and `attnc opt` all run these functions. Between stages nothing travels beside the module:
+its text, read back, continues at the stage that `attnc.stage` names.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from attnc import knobs
+from attnc.errors import IRSyntaxError, LoweringError, UnknownPassError
+from attnc.target import Target
+
+if TYPE_CHECKING:
+    from xdsl.dialects.builtin import ModuleOp
+
+    from attnc.runtime.signature import Signature
+
+SOURCE = "torch"
+"""The stage before the first pass."""
+
+STAGES: tuple[str, ...] = (
+    "convert-torch-to-linalg-ext",
+    "convert-attention-to-online-attention",
+    "classify-blocks",
+    "select-tile-sizes",
+    "tile-attention",
+    "decompose-attention",
+)
+"""The passes in their order. Each is the module `attnc.transforms.<name>` with a function `run(module, target)`."""
+
+ATTRIBUTE = "attnc.stage"
+Observer = Callable[[str, "ModuleOp"], None]
+
+
+def pass_module(name: str) -> ModuleType:
+    """The module of a pass, by the pass's name. Raises `LoweringError` for an unknown one."""
+    if name not in STAGES:
+        raise UnknownPassError(f"there is no pass '{name}'", remedy=f"the passes are {', '.join(STAGES)}")
+    return importlib.import_module("attnc.transforms." + name.replace("-", "_"))
+
+
+def run_pass(module: ModuleOp, name: str, target: Target) -> None:
+    """Run one pass in place, verify its result, and note it as the module's stage."""
+    from xdsl.dialects.builtin import StringAttr
+
+    pass_module(name).run(module, target)
+    module.attributes[ATTRIBUTE] = StringAttr(name)
+    module.verify()
+
+
+def stage_of(module: ModuleOp) -> str:
+    """The last stage a module has been through. A module that does not say is known by its operations."""
+    from xdsl.dialects.builtin import StringAttr
+
+    named = module.attributes.get(ATTRIBUTE)
+    if isinstance(named, StringAttr):
+        if named.data not in (SOURCE, *STAGES):
+            stages = ", ".join((SOURCE, *STAGES))
+            raise UnknownPassError(f'{ATTRIBUTE} = "{named.data}" is no stage', remedy=f"the stages are {stages}")
+        return named.data
+    names = {op.name for op in module.walk()}
+    if "tile.kernel" in names:
+        return "decompose-attention"
+    if names & {"iree_linalg_ext.attention", "iree_linalg_ext.online_attention"}:
+        return "convert-torch-to-linalg-ext"
+    return SOURCE
+
+
+def lower(module: ModuleOp, target: Target, observe: Observer | None = None) -> ModuleOp:
+    """Run all passes that follow the module's stage, in place. `observe(stage, module)` sees it first as it came, then after
+    each pass."""
+    stage = stage_of(module)
+    if observe is not None:
+        observe(stage, module)
+    remaining = STAGES if stage == SOURCE else STAGES[STAGES.index(stage) + 1 :]
+    for name in remaining:
+        run_pass(module, name, target)
+        if observe is not None:
+            observe(name, module)
+    return module
+
+
+def parse(text: str, filename: str = "<text>") -> ModuleOp:
+    """Read and verify MLIR text of any stage. Raises `IRSyntaxError` with the place."""
+    from xdsl.parser import Parser
+    from xdsl.utils.exceptions import ParseError, VerifyException
+
+    from attnc.dialects.context import build_context
+
+    try:
+        module = Parser(build_context(), text, filename).parse_module()
+        module.verify()
+    except ParseError as error:
+        start = error.span.start
+        begin = text.rfind("\n", 0, start) + 1
+        source = text[begin:].split("\n", 1)[0]
+        line = text.count("\n", 0, start) + 1
+        raise IRSyntaxError(error.msg, filename=filename, line=line, column=start - begin + 1, source=source) from None
+    except (VerifyException, AssertionError, ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+        message = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise IRSyntaxError(f"the module does not verify: {message}", filename=filename) from error
+    return module
+
+
+# -- code -----------------------------------------------------------------------------------------------------------------
+@dataclass
+class Code:
+    """What emission gives for a module's kernels: LLVM text of its own, that of the leaf routines it calls, and the record by which
+    the runtime launches it."""
+
+    llvm: str
+    leaves: str
+    record: dict[str, Any] = field(default_factory=dict)
+
+
+def emit(module: ModuleOp, target: Target) -> Code:
+    """LLVM text for the one `tile.kernel` of a module at its last stage. Reads nothing but the module."""
+    from attnc.codegen.llvm.kernel import KernelEmitter
+    from attnc.codegen.llvm.record import kernel_record
+    from attnc.dialects.tile import KernelOp
+
+    kernels = [op for op in module.body.block.ops if isinstance(op, KernelOp)]
+    if len(kernels) != 1:
+        raise LoweringError(f"expected one tile.kernel in the module, found {len(kernels)}")
+    emitted = KernelEmitter(kernels[0], module, target).emit()
+    return Code(emitted.text, emitted.leaves, kernel_record(kernels[0], emitted.thread_bytes))
+
+
+def to_objects(code: Code, target: Target) -> list[bytes]:
+    """Object bytes of the kernel and of its leaf routines. The latter are compiled once for a set of element types."""
+    from attnc.codegen.llvm.compile import to_object
+
+    objects = [to_object(code.llvm, target)]
+    if code.leaves:
+        objects.append(_leaf_object(code.leaves, target))
+    return objects
+
+
+@functools.lru_cache(maxsize=32)
+def _leaf_object(text: str, target: Target) -> bytes:
+    """The leaf routines' object: from this process, else from disk, else compiled."""
+    from attnc.codegen.llvm.compile import to_object
+    from attnc.runtime.cache import Entry, disk_cache, make_key
+
+    disk = disk_cache()
+    key = make_key(target, "leaves", text) if disk is not None else ""
+    if disk is not None and (entry := disk.get(key)) is not None and len(entry.blobs) == 1:
+        return entry.blobs[0]
+    compiled = to_object(text, target, optimise=False)
+    if disk is not None:
+        disk.put(key, Entry({"name": "leaves"}, (compiled,)))
+    return compiled
+
+
+def compile_module(module: ModuleOp, target: Target, observe: Observer | None = None) -> tuple[list[bytes], dict[str, Any]]:
+    """A module of any stage, lowered in place and compiled: (objects, the kernel's record)."""
+    code = emit(lower(module, target, observe), target)
+    return to_objects(code, target), code.record
+
+
+def compile_attention(record: Any, signature: Signature) -> tuple[list[bytes], dict[str, Any]]:
+    """The objects and the record for captured mods and the signature of a call."""
+    from attnc.capture.to_torch import to_torch
+
+    return compile_module(to_torch(record, signature), Target.host(), _dumper())
+
+
+def _dumper() -> Observer | None:
+    """Writes each stage's text into the directory that ATTNC_DUMP_IR names, if it does."""
+    directory = knobs.dump_ir()
+    if directory is None:
+        return None
+    directory.mkdir(parents=True, exist_ok=True)
+    number = len(list(directory.glob("*-torch.mlir")))
+
+    def write(stage: str, module: ModuleOp) -> None:
+        (directory / f"{number:03}-{stage}.mlir").write_text(f"{module}\n")
+
+    return write
+
+
+def stages_text(module: ModuleOp, target: Target) -> dict[str, str]:
+    """Lower a module in place; the text of each stage, in order."""
+    texts: dict[str, str] = {}
+    lower(module, target, lambda name, current: texts.__setitem__(name, f"{current}\n"))
+    return texts
+
+
+def run_passes(module: ModuleOp, names: Sequence[str], target: Target, observe: Observer | None = None) -> None:
+    """Run the named passes in the order given, whatever the module's stage."""
+    for name in names:
+        run_pass(module, name, target)
+        if observe is not None:
+            observe(name, module)
