@@ -34,6 +34,7 @@ def torch_result(p: Problem):
         enable_gqa=p.query.shape[1] != p.key.shape[1],
         return_aux=torch_flex.AuxRequest(lse=True),  # no max_scores on the CPU,
     )
+    assert aux.lse is not None
     return out, aux.lse
 
 

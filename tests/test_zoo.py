@@ -9,6 +9,7 @@ import torch
 
 import attnc
 from oracle import Problem, check
+from torch.nn.attention.flex_attention import AuxRequest
 from zoo import DTYPES, ENTRIES, LAYOUTS, SHAPES, Sizes, problem
 
 
@@ -21,7 +22,7 @@ def run(p: Problem, name: str) -> None:
         p.block_mask,
         p.scale,
         p.query.shape[1] != p.key.shape[1],
-        return_aux=attnc.AuxRequest(lse=True, max_scores=True),
+        return_aux=AuxRequest(lse=True, max_scores=True),
         mask_mod=p.mask_mod,
     )
     check(p, out, aux.lse, aux.max_scores, name)
@@ -70,7 +71,7 @@ def test_layout(layout: str, dtype: str, ratio_and_lengths: tuple[int, int, int]
 def test_out_keeps_the_order_of_query(layout: str):
     """`out` is dense with a unit last dim, its other dims in the stride order of query; lse and max are contiguous."""
     p = problem("identity", layout=layout)
-    out, aux = attnc.flex_attention(p.query, p.key, p.value, return_aux=attnc.AuxRequest(lse=True, max_scores=True))
+    out, aux = attnc.flex_attention(p.query, p.key, p.value, return_aux=AuxRequest(lse=True, max_scores=True))
     assert out.stride(-1) == 1
     assert aux.lse.is_contiguous() and aux.max_scores.is_contiguous()
     order = sorted(range(3), key=lambda dim: -p.query.stride(dim))
