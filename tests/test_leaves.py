@@ -15,8 +15,8 @@ import pytest
 from attnc.analysis.machine import register_tile
 from attnc.codegen.llvm import leaves
 from attnc.codegen.llvm.leaves_dot import BITS
-from attnc.target import Target
 from attnc.runtime.objects import LoadedObjects
+from attnc.target import Target
 
 X86 = platform.machine() in ("x86_64", "AMD64")
 HASWELL = "+avx,+avx2,+fma,+f16c"

@@ -7,15 +7,12 @@ machine compiles it once for an element type. It comes out of LLVM's code genera
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from attnc.analysis.machine import register_tile
-from attnc.target import Target
 from attnc.codegen.llvm.text import Function, Value, float_constant, splat_constant, vector
+from attnc.target import Target
 
 BITS = {"float": 32, "double": 64}
 SHORT = {"float": "f32", "double": "f64", "half": "f16", "bfloat": "bf16"}
-UNROLL = 2
 ROWS_PER_POINTER = 3
 
 VARIANTS = {12: ((12, 8), (4, 0)), 8: ((8, 4), (4, 0)), 6: ((6, 2), (2, 0))}
@@ -100,34 +97,15 @@ def _product(shape: Shape, symbol: str, ones: str) -> list[str]:
     )
     variants = VARIANTS[shape.rows]
     unscaled = f.emit("icmp eq ptr %scale, null")
-    whole = f.emit(f"and i64 %depth, {-UNROLL}")
-    rest = f.emit(f"sub i64 %depth, {whole}")
-    rest_panels = f.pointer("%panels", f.emit(f"mul i64 {whole}, {shape.columns}"), shape.element)
-
-    def block(rows: int, lhs: Value, panels: Value, out: Value, scale: Value, depth: Value, fresh: Value) -> None:
-        f.do(
-            f"call void @{symbol}.{rows}(ptr {lhs}, i64 %lhs_stride, ptr {panels}, i64 %panel_stride, "
-            f"ptr {out}, i64 %out_stride, ptr {scale}, i64 {depth}, i64 %panel_count, i1 {fresh})"
-        )
 
     def take(rows: int, row: Value) -> Value:
-        def at(base: Value, moved: Value, stride: str) -> Value:
-            return f.pointer(base, f.emit(f"mul i64 {moved}, {stride}"), shape.element)
-
-        lhs, out = at("%lhs", row, "%lhs_stride"), at("%out", row, "%out_stride")
+        lhs = f.pointer("%lhs", f.emit(f"mul i64 {row}, %lhs_stride"), shape.element)
+        out = f.pointer("%out", f.emit(f"mul i64 {row}, %out_stride"), shape.element)
         scale = f.emit(f"select i1 {unscaled}, ptr @{ones}, ptr {f.pointer('%scale', row, shape.element)}")
-        if rows != shape.rows:
-            block(rows, lhs, "%panels", out, scale, "%depth", "%fresh")
-            return f.emit(f"add i64 {row}, {rows}")
-        # The unrolled block leaves an odd end to the next smaller one, which is not unrolled: half the code.
-        block(rows, lhs, "%panels", out, scale, whole, "%fresh")
-        fewer = variants[1][0]
-
-        def end(r: Value, _: list[Value]) -> None:
-            below = f.pointer(at(lhs, r, "%lhs_stride"), whole, shape.element)
-            block(fewer, below, rest_panels, at(out, r, "%out_stride"), f"@{ones}", rest, "false")
-
-        f.loop(0, f.emit(f"select i1 {f.emit(f'icmp eq i64 {rest}, 0')}, i64 0, i64 {rows}"), fewer, end, hint="end")
+        f.do(
+            f"call void @{symbol}.{rows}(ptr {lhs}, i64 %lhs_stride, ptr %panels, i64 %panel_stride, "
+            f"ptr {out}, i64 %out_stride, ptr {scale}, i64 %depth, i64 %panel_count, i1 %fresh)"
+        )
         return f.emit(f"add i64 {row}, {rows}")
 
     head, entry = f.new_block("rows"), f.current_block
@@ -149,7 +127,11 @@ def _product(shape: Shape, symbol: str, ones: str) -> list[str]:
 
 
 def _block(shape: Shape, symbol: str, rows: int) -> str:
-    """`rows` rows times every panel; `depth` is a multiple of `UNROLL` where `rows` is the height of the register tile."""
+    """`rows` rows times every panel.
+
+    The loop over depth is not unrolled: a step is long enough (it gained under 2 %), and LLVM would pair the broadcasts of two
+    steps and run out of registers.
+    """
     f = Function(
         symbol,
         [*OPERANDS, ("ptr", "scale"), ("i64", "depth"), ("i64", "panel_count"), ("i1", "fresh")],
@@ -162,7 +144,6 @@ def _block(shape: Shape, symbol: str, rows: int) -> str:
         triple = f.emit(f"mul i64 {stride}, {ROWS_PER_POINTER}")
         for _ in range(ROWS_PER_POINTER, rows, ROWS_PER_POINTER):
             pointers.append(f.pointer(pointers[-1], triple))
-    unroll = UNROLL if rows == shape.rows else 1
 
     def places(corner: Value) -> list[Value]:
         """A pointer for each vector of the block, by rows."""
@@ -188,17 +169,13 @@ def _block(shape: Shape, symbol: str, rows: int) -> str:
         count = rows * vectors
         values = f.when("%fresh", lambda: [shape.zero] * count, lambda: scaled(corner), [type_] * count)
 
-        def depth_loop(d: Value, values: list[Value]) -> list[Value]:
-            here = [f.pointer(pointer, d, element) for pointer in pointers]
-            at = f.pointer(panel, f.emit(f"mul i64 {d}, {shape.columns}"), element)
-            for u in range(unroll):
-                if u:
-                    # Else the code generator pairs this step's broadcasts with the last one's, and runs out of registers.
-                    f.do('fence syncscope("singlethread") acq_rel')
-                values = _step(f, shape, rows, here, stride, at, values, u)
-            return values
+        def depth_loop(_: Value, carried: list[Value]) -> list[Value]:
+            *here, at = carried[count:]
+            values = _step(f, shape, rows, here, stride, at, carried[:count])
+            return [*values, *(f.pointer(pointer, 1, element) for pointer in here), f.pointer(at, shape.columns, element)]
 
-        values = f.loop(0, "%depth", unroll, depth_loop, [(type_, value) for value in values], "depth")
+        carried = [(type_, value) for value in values] + [("ptr", pointer) for pointer in (*pointers, panel)]
+        values = f.loop(0, "%depth", 1, depth_loop, carried, "depth")[:count]
         for value, place in zip(values, places(corner), strict=True):
             f.store(type_, value, place, shape.bytes)
 
@@ -207,29 +184,19 @@ def _block(shape: Shape, symbol: str, rows: int) -> str:
 
 
 def _step(
-    f: Function,
-    shape: Shape,
-    rows: int,
-    lhs: Sequence[Value],
-    stride: Value,
-    panel: Value,
-    accumulators: list[Value],
-    offset: int,
+    f: Function, shape: Shape, rows: int, lhs: list[Value], stride: Value, panel: Value, accumulators: list[Value]
 ) -> list[Value]:
-    """One column of the left rows times one row of the panel, both `offset` places on, added to the accumulators.
+    """One column of the left rows times one row of the panel, added to the accumulators.
 
     One pointer serves three rows (an x86 address reaches a stride and its double): a pointer a row would need twelve of the
     sixteen general registers.
     """
-    element, width, vectors, result = shape.element, shape.width, shape.vectors, list(accumulators)
-    right = [f.load(shape.type, f.pointer(panel, (offset * vectors + v) * width, element), shape.bytes) for v in range(vectors)]
-    double = f.emit(f"shl i64 {stride}, 1")
+    element, vectors, result = shape.element, shape.vectors, list(accumulators)
+    right = [f.load(shape.type, f.pointer(panel, v * shape.width, element), shape.bytes) for v in range(vectors)]
+    offsets = [0, stride, f.emit(f"shl i64 {stride}, 1")]
     for r in range(rows):
-        pointer = lhs[r // ROWS_PER_POINTER]
-        within = r % ROWS_PER_POINTER
-        if within:
-            pointer = f.pointer(pointer, stride if within == 1 else double)
-        left = f.splat(f.load(element, f.pointer(pointer, offset, element), shape.bytes), width, element)
+        pointer = f.pointer(lhs[r // ROWS_PER_POINTER], offsets[r % ROWS_PER_POINTER])
+        left = f.splat(f.load(element, pointer, shape.bytes), shape.width, element)
         for v in range(vectors):
             n = r * vectors + v
             result[n] = shape.multiply_add(f, left, right[v], result[n])

@@ -6,8 +6,8 @@ Packing absorbs strides, the conversion to the accumulation type, and tails: wha
 from __future__ import annotations
 
 from attnc.codegen.llvm.leaves_dot import SHORT, Shape
-from attnc.target import Target
 from attnc.codegen.llvm.text import Function, Value, float_constant, splat_constant, vector
+from attnc.target import Target
 
 SOURCE_BYTES = {"float": 4, "double": 8, "half": 2, "bfloat": 2}
 LANE_BITS = 128
