@@ -190,7 +190,7 @@ def _dumper() -> Observer | None:
     number = len(list(directory.glob("*-torch.mlir")))
 
     def write(stage: str, module: ModuleOp) -> None:
-        (directory / f"{number:03}-{stage}.mlir").write_text(f"{module}\n")
+        (directory / f"{number:03}-{stage}.mlir").write_text(str(module) + "\n")
 
     return write
 
@@ -198,7 +198,7 @@ def _dumper() -> Observer | None:
 def stages_text(module: ModuleOp, target: Target) -> dict[str, str]:
     """Lower a module in place; the text of each stage, in order."""
     texts: dict[str, str] = {}
-    lower(module, target, lambda name, current: texts.__setitem__(name, f"{current}\n"))
+    lower(module, target, lambda name, current: texts.__setitem__(name, str(current) + "\n"))
     return texts
 
 

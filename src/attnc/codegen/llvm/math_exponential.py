@@ -27,10 +27,11 @@ def softmax_exp2(body: Body, x: Lanes) -> Lanes:
 
     The bias of the exponent sits in the rounding constant, so the sum's low bits shifted up are the factor 2^n, and 0 for
     n = -127. An integer addition to the exponent of p would cost the same and lose a NaN with payload.
+    (Subtracting from the constant, LLVM does not make a second, negated one for a register to hold.)
     """
     x = body.at_least(x, -127.0)
     shifted = x + (ROUNDER + 127.0)
-    fraction = x - (shifted - (ROUNDER + 127.0))
+    fraction = x + ((ROUNDER + 127.0) - shifted)
     return body.polynomial(fraction, (1.0, *table.SOFTMAX_EXP2)) * (shifted.bits() << 23).floating()
 
 
@@ -47,7 +48,7 @@ def exp2(body: Body, x: Lanes) -> Lanes:
     """2^x, 1.2 ulp, subnormal results included."""
     x = body.at_most(body.at_least(x, -151.0), 129.0)
     shifted = x + (ROUNDER + 254.0)
-    fraction = x - (shifted - (ROUNDER + 254.0))
+    fraction = x + ((ROUNDER + 254.0) - shifted)
     return scaled(body.polynomial(fraction, (1.0, *table.EXP2)), shifted)
 
 
@@ -110,7 +111,7 @@ def cosh(body: Body, x: Lanes) -> Lanes:
 def _exp2m1(body: Body, y: Lanes) -> Lanes:
     """2^y - 1 for -126 <= y <= 0, precise near 0 too."""
     shifted = y + (ROUNDER + 127.0)
-    fraction = y - (shifted - (ROUNDER + 127.0))
+    fraction = y + ((ROUNDER + 127.0) - shifted)
     power = (shifted.bits() << 23).floating()
     return body.fma(fraction * body.polynomial(fraction, table.EXP2), power, power - 1.0)
 

@@ -174,7 +174,7 @@ class Staging:
             slot = f.add(f.mul(slot, extent), position)
         flag = f.pointer(self.shared, f.add(slots.flags, f.mul(slot, 4)))
         data = f.pointer(self.shared, f.add(slots.data, f.mul(slot, slots.bytes_each)))
-        self._acquire(flag, lambda: self._pack(operand, data, slots.panel_stride, slots.capacity))
+        self._acquire(flag, lambda: self._pack(operand, data, slots.panel_stride, slots.capacity, slots.bytes_each))
         return Panels(data, slots.panel_stride)
 
     def _acquire(self, flag: str, pack) -> None:  # noqa: ANN001
@@ -212,10 +212,11 @@ class Staging:
         if key not in self.own:
             self.own[key] = self.kernel.reserve(elements * self.bytes)
         pointer = self.region.f.pointer(self.scratch, self.own[key])
-        self._pack(operand, pointer, str(stride), str(rows))
+        self._pack(operand, pointer, str(stride), str(rows), str(elements * self.bytes))
         return Panels(pointer, str(stride))
 
-    def _pack(self, operand: Operand, destination: str, panel_stride: str, capacity: str) -> None:
+    def _pack(self, operand: Operand, destination: str, panel_stride: str, capacity: str, size: str) -> None:
+        """Copy and convert what lies inside the buffer; the rest of the block is zero. `size`: the destination's bytes."""
         region, f = self.region, self.region.f
         buffer = region.buffers[operand.load.buffer]
         assert isinstance(operand.load.buffer.type, MemRefType) and isinstance(operand.load.result.type, TensorType)
@@ -232,12 +233,15 @@ class Staging:
             valid = region.intrinsic("smax", "i64", False, [left, "0"])
             row_stride = buffer.strides[operand.row_dim]
             offset = f.add(offset, f.mul(first, row_stride))
+        columns = str(operand.columns)
         if operand.column_dim is not None and operand.column_offset is not None:
             first = region.scalar(operand.column_offset)
             column_stride = buffer.strides[operand.column_dim]
             offset = f.add(offset, f.mul(first, column_stride))
-            end = f.add(first, operand.columns)
-            inside = f.emit(f"and i1 {inside}, {f.emit(f'icmp ule i64 {end}, {buffer.sizes[operand.column_dim]}')}")
+            if not (first == "0" and buffer.sizes[operand.column_dim] == columns):
+                left = region.intrinsic("smin", "i64", False, [f.sub(buffer.sizes[operand.column_dim], first), columns])
+                columns = region.intrinsic("smax", "i64", False, [left, "0"])
+                self._clear_if(f.emit(f"icmp ne i64 {columns}, {operand.columns}"), destination, size)
         valid = f.emit(f"select i1 {inside}, i64 {valid}, i64 0")
         stored = storage_type(buffer.element)
         source = "bfloat" if isinstance(buffer.element, BFloat16Type) else element_type(buffer.element)
@@ -248,5 +252,10 @@ class Staging:
         pointer = f.pointer(buffer.pointer, offset, stored)
         f.do(
             f"call void @{symbol}(ptr {pointer}, i64 {row_stride}, i64 {column_stride}, ptr {destination}, i64 {panel_stride}, "
-            f"i64 {valid}, i64 {capacity}, i64 {operand.columns})"
+            f"i64 {valid}, i64 {capacity}, i64 {columns})"
         )
+
+    def _clear_if(self, ragged: str, destination: str, size: str) -> None:
+        self.region.declarations.add("declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)")
+        clear = f"call void @llvm.memset.p0.i64(ptr {destination}, i8 0, i64 {size}, i1 false)"
+        self.region.f.when(ragged, lambda: self.region.f.do(clear))
