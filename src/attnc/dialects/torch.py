@@ -493,7 +493,7 @@ class FlexAttentionOp(IRDLOperation):
         if (self.blocks is None) != (self.block_size is None):
             raise VerifyException(f"{self.name}: blocks and block_size come together")
         if self.block_size is not None:
-            sizes = self.block_size.get_values()
+            sizes = block_sizes(self)
             if len(sizes) != 2 or any(size < 1 for size in sizes):
                 raise VerifyException(f"{self.name}: block_size is two positive numbers, (queries, keys); got {sizes}")
         for mod, operands, what in (
@@ -502,6 +502,15 @@ class FlexAttentionOp(IRDLOperation):
         ):
             if mod is None and operands:
                 raise VerifyException(f"{self.name}: {what} operands without {what}_mod_fn")
+
+
+def block_sizes(op: FlexAttentionOp) -> tuple[int, ...]:
+    """(queries, keys) of a block of the BlockMask."""
+    return (
+        ()
+        if op.block_size is None
+        else tuple(int(size) for size in cast(DenseArrayBase[IntegerType], op.block_size).get_values())
+    )
 
 
 def _with_attributes(op, parser: Parser):

@@ -1,0 +1,445 @@
+"""Attention with mods becomes `iree_linalg_ext.attention`, both mods inlined into its region.
+
+Before:
+
+    func.func private @score_mod(%score, %b, %h, %q, %kv, %slopes: !torch.vtensor<[?],f32>) { … }
+    func.func private @mask_mod(%b, %h, %q, %kv) { torch.aten.ge.Tensor %q, %kv }
+    func.func @attention(%query: !torch.vtensor<[?,?,?,64],f32>, …, %scale: !torch.float, %slopes) {
+      %out = "torch.attnc_flex_attention"(%query, %key, %value, %scale, %slopes) {score_mod_fn = @score_mod, …}
+
+After:
+
+    func.func @attention(%query: tensor<?x?x?x64xf32>, …, %scale: f32, %slopes: tensor<?xf32>) {
+      %query_5d = tensor.expand_shape %query: [B, Hq, Sq, E] -> [B, Hkv, G, Sq, E]
+      %out_5d = "iree_linalg_ext.attention"(%query_5d, %key, %value, %scale, %init) <{indexing_maps = […]}> ({
+      ^bb0(%score: f32):
+        %hkv = iree_linalg_ext.index 1,  %h = %hkv * %group + %g
+        %slope = tensor.extract %slopes[%h] {attnc.checked = "kept", attnc.name = "slopes"}
+        …
+        %masked = arith.select %mask, %modified, %minus_infinity : f32
+        iree_linalg_ext.yield %masked
+      })
+      %out = tensor.collapse_shape %out_5d: [B, Hkv, G, Sq, Ev] -> [B, Hq, Sq, Ev]
+
+The iteration domain is (b, hkv, g, q, k, e, n). Where lse or max are asked it becomes `online_attention` at once, with the
+division and `lse = max + log(sum)` in `linalg.generic`s behind it. `attnc.checked` says on which pairs a gather's indices, raw
+torch indices, must be in range: "kept" by the mask, "all", or "listed" as partial by the BlockMask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from xdsl.dialects import arith, func, linalg, math, tensor
+from xdsl.dialects.builtin import (
+    DYNAMIC_INDEX,
+    AffineMapAttr,
+    ArrayAttr,
+    DenseArrayBase,
+    FunctionType,
+    IntegerAttr,
+    ModuleOp,
+    StringAttr,
+    SymbolRefAttr,
+    TensorType,
+)
+from xdsl.dialects.linalg import IteratorTypeAttr
+from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
+from xdsl.ir.affine import AffineDimExpr, AffineMap
+
+from attnc.dialects.linalg_ext import AttentionOp, IndexOp, OnlineAttentionOp, YieldOp
+from attnc.dialects.torch import (
+    BoolType,
+    ConstantBoolOp,
+    ConstantFloatOp,
+    ConstantIntOp,
+    FlexAttentionOp,
+    FloatType,
+    IntType,
+    VTensorType,
+    block_sizes,
+    si32,
+    si64,
+)
+from attnc.errors import UnsupportedOpError
+from attnc.target import Target
+from attnc.transforms.convert_torch_to_linalg_ext_mods import captured, interpret, tensor_type
+from attnc.transforms.convert_torch_to_linalg_ext_region import RegionBuilder, f32, f64, i1, i8, i64
+from attnc.transforms.convert_torch_to_linalg_ext_region import index as index_type
+from attnc.transforms.convert_torch_to_linalg_ext_values import Number, Scalar, ScalarBuilder, Value
+
+NAME = "convert-torch-to-linalg-ext"
+
+_B, _HKV, _G, _Q, _K, _E, _N = range(7)
+_DYNAMIC = DYNAMIC_INDEX
+
+
+def _map(*dims: int) -> AffineMap:
+    return AffineMap(7, 0, tuple(AffineDimExpr(dim) for dim in dims))
+
+
+_ROW_DIMS = (_B, _HKV, _G, _Q)
+_MAPS = ArrayAttr(
+    AffineMapAttr(map_)
+    for map_ in (_map(*_ROW_DIMS, _E), _map(_B, _HKV, _K, _E), _map(_B, _HKV, _K, _N), _map(), _map(*_ROW_DIMS, _N))
+)
+_ONLINE_MAPS = ArrayAttr([*_MAPS, AffineMapAttr(_map(*_ROW_DIMS)), AffineMapAttr(_map(*_ROW_DIMS))])
+
+
+def run(module: ModuleOp, target: Target | None = None) -> None:
+    """Converts every function that holds a `torch.attnc_flex_attention`, and removes the mods."""
+    functions = {op.sym_name.data: op for op in module.ops if isinstance(op, func.FuncOp)}
+    mods: set[str] = set()
+    for function in functions.values():
+        attentions = [op for op in function.body.ops if isinstance(op, FlexAttentionOp)] if function.body.blocks else []
+        if attentions:
+            _Function(function, functions).convert()
+            for op in attentions:
+                mods |= {mod.root_reference.data for mod in (op.score_mod_fn, op.mask_mod_fn) if mod is not None}
+    for name in mods:
+        functions[name].detach()
+        functions[name].erase()
+
+
+class _Function:
+    """One function on its way."""
+
+    def __init__(self, function: func.FuncOp, functions: dict[str, func.FuncOp]):
+        self.function = function
+        self.functions = functions
+        self.names = _strings(function.attributes.get("attnc.names"))
+        self.block = Block()
+        self.build = RegionBuilder(self.block)
+        # What stands for each value of the old function: of a number, its Python constant or its new argument.
+        self.values: dict[SSAValue, SSAValue] = {}
+        self.numbers: dict[SSAValue, Number] = {}
+
+    def convert(self) -> None:
+        old = self.function.body.block
+        scales = {op.scale for op in old.ops if isinstance(op, FlexAttentionOp)}
+        precision = next(_statistics(op) for op in old.ops if isinstance(op, FlexAttentionOp))
+        for position, argument in enumerate(old.args):
+            type_ = precision if argument in scales else _argument_type(argument.type)
+            new = self.block.insert_arg(type_, position)
+            new.name_hint = argument.name_hint
+            self.values[argument] = new
+        returned: Sequence[SSAValue] = ()
+        for op in list(old.ops):
+            match op:
+                case ConstantIntOp() | ConstantBoolOp():
+                    self.numbers[op.result] = Number(si64, op.value.value.data)
+                case ConstantFloatOp():
+                    self.numbers[op.result] = Number(f64, op.value.value.data)
+                    if op.result in scales:
+                        self.values[op.result] = self.build.constant(precision, op.value.value.data)
+                case FlexAttentionOp():
+                    self._attention(op)
+                case func.ReturnOp():
+                    returned = [self.values[operand] for operand in op.operands]
+                case _:
+                    raise UnsupportedOpError(f"{op.name} beside the attention is not supported yet")
+        self.block.add_op(func.ReturnOp(*returned))
+        inputs = [argument.type for argument in self.block.args]
+        self.function.properties["function_type"] = FunctionType.from_lists(inputs, [value.type for value in returned])
+        body = self.function.detach_region(self.function.body)
+        self.function.add_region(Region(self.block))
+        body.drop_all_references()
+
+    # -- the function around the region -------------------------------------------------------------------------------
+
+    def size(self, source: SSAValue, dim: int) -> SSAValue:
+        """The size of a tensor's dimension, as an `index`."""
+        assert isinstance(source.type, TensorType)
+        static = source.type.get_shape()[dim]
+        if static >= 0:
+            return self.build.constant(index_type, static)
+        value = self.build.emit(tensor.DimOp, (source, self.build.constant(index_type, dim)), index_type)
+        if value.name_hint is None and source.name_hint is not None:
+            value.name_hint = f"{source.name_hint}_d{dim}"
+        return value
+
+    def _attention(self, op: FlexAttentionOp) -> None:
+        query, key, value, scale = (self.values[operand] for operand in op.operands[:4])
+        precision = _statistics(op)
+        head_dim, value_dim = _shape(query)[3], _shape(value)[3]
+        batch, heads, queries, kv_heads = _named(
+            self, (query, 0, "batch"), (query, 1, "heads"), (query, 2, "queries"), (key, 1, "kv_heads")
+        )
+        group = self.build.emit(arith.DivUIOp, (heads, kv_heads), index_type)
+        group.name_hint = "group"
+        rows = [batch, kv_heads, group, queries]
+        query_5d = _expand(self.block, query, [*rows, head_dim], "query_5d")
+        element = _element(query)
+        out_sizes = [*rows, value_dim]
+        region = self._region(op, precision, group)
+        operands = [query_5d, key, value, scale]
+        wanted = [op.return_lse is not None, op.return_max is not None]
+        if not any(wanted):
+            init = self._empty(out_sizes, element, "init")
+            attention: Operation = AttentionOp.create(
+                operands=[*operands, init], properties={"indexing_maps": _MAPS}, regions=[region], result_types=[init.type]
+            )
+            results = [_appended(self.block, attention, "out_5d")]
+        else:
+            results = self._online(operands, region, precision, element, rows, value_dim, wanted)
+        for old, new in zip(op.outputs, results, strict=True):
+            name = old.name_hint or "out"
+            self.values[old] = _collapse(self.block, new, name)
+
+    def _online(
+        self,
+        operands: list[SSAValue],
+        region: Region,
+        precision: Attribute,
+        element: Attribute,
+        rows: list[SSAValue],
+        value_dim: int,
+        wanted: list[bool],
+    ) -> list[SSAValue]:
+        zero = self.build.constant(precision, 0.0)
+        minus_infinity = self.build.constant(precision, float("-inf"))
+        inits = [
+            self._filled([*rows, value_dim], precision, zero, "acc_init"),
+            self._filled(rows, precision, minus_infinity, "max_init"),
+            self._filled(rows, precision, zero, "sum_init"),
+        ]
+        online = OnlineAttentionOp.create(
+            operands=[*operands, *inits],
+            properties={"indexing_maps": _ONLINE_MAPS},
+            regions=[region],
+            result_types=[init.type for init in inits],
+        )
+        self.block.add_op(online)
+        acc, max_, sum_ = online.results
+        acc.name_hint, max_.name_hint, sum_.name_hint = "acc", "max", "sum"
+        out_init = self._empty([*rows, value_dim], element, "init")
+        results = [_generic(self.block, [acc, sum_], out_init, _normalised(precision, element), "out_5d")]
+        if wanted[0]:
+            lse_init = self._empty(rows, precision, "lse_init")
+            results.append(_generic(self.block, [max_, sum_], lse_init, _log_sum(precision), "lse_5d"))
+        if wanted[1]:
+            results.append(max_)
+        return results
+
+    def _empty(self, sizes: Sequence[SSAValue | int], element: Attribute, hint: str) -> SSAValue:
+        dynamic = [size for size in sizes if isinstance(size, SSAValue)]
+        type_ = TensorType(element, [size if isinstance(size, int) else _DYNAMIC for size in sizes])
+        return _appended(self.block, tensor.EmptyOp(dynamic, type_), hint)
+
+    def _filled(self, sizes: Sequence[SSAValue | int], element: Attribute, value: SSAValue, hint: str) -> SSAValue:
+        empty = self._empty(sizes, element, f"{hint}_empty")
+        return _appended(self.block, linalg.FillOp([value], [empty]), hint)
+
+    # -- the region ---------------------------------------------------------------------------------------------------
+
+    def _region(self, op: FlexAttentionOp, precision: Attribute, group: SSAValue) -> Region:
+        block = Block(arg_types=[precision])
+        score = block.args[0]
+        score.name_hint = "score"
+        r = ScalarBuilder(block, self.size)
+        positions = _Positions(r, group)
+        modified = Scalar(score, precision)
+        if op.score_mod_fn is not None:
+            mod = self._mod(op.score_mod_fn)
+            used = [argument.first_use is not None for argument in mod.body.block.args]
+            fixed = [modified, *positions.scalars(used[1:5])]
+            modified = interpret(r, mod, [*fixed, *self._operands(r, op.score_operands, used[5:])])
+        result = r.convert(modified, precision)
+        mask: SSAValue | None = None
+        if op.mask_mod_fn is not None:
+            r.checked = "all" if op.blocks is None else "listed"
+            mod = self._mod(op.mask_mod_fn)
+            used = [argument.first_use is not None for argument in mod.body.block.args]
+            mask = r.truth(interpret(r, mod, [*positions.scalars(used[:4]), *self._operands(r, op.mask_operands, used[4:])]))
+        if op.blocks is not None:
+            mask = self._listed(r, op, positions, mask)
+        if mask is not None:
+            result = r.select(mask, result, r.constant(precision, float("-inf")))
+        block.add_op(YieldOp(result))
+        r.finish()
+        return Region(block)
+
+    def _mod(self, reference: SymbolRefAttr) -> func.FuncOp:
+        name = reference.root_reference.data
+        if name not in self.functions:
+            raise UnsupportedOpError(f"the attention names a mod @{name}, which the module does not hold")
+        return self.functions[name]
+
+    def _operands(self, r: ScalarBuilder, operands: Sequence[SSAValue], used: Sequence[bool]) -> list[Value]:
+        result: list[Value] = []
+        for operand, needed in zip(operands, used):
+            if not needed:
+                result.append(None)
+            elif operand in self.numbers:
+                result.append(self.numbers[operand])
+            elif isinstance(operand.type, VTensorType):
+                result.append(captured(r, self.values[operand], operand.type, self._name(operand)))
+            else:
+                dtype = {FloatType: f64, BoolType: i1}.get(type(operand.type), si64)
+                result.append(Number(dtype, None, self.values[operand]))
+        return result
+
+    def _name(self, operand: SSAValue) -> str:
+        position = getattr(operand, "index", -1)
+        if 0 <= position < len(self.names):
+            return self.names[position]
+        return operand.name_hint or "captured tensor"
+
+    def _listed(self, r: ScalarBuilder, op: FlexAttentionOp, positions: _Positions, mask: SSAValue | None) -> SSAValue:
+        """The mask of a BlockMask: the class of the pair's block, then, where it is partial, the user's mask."""
+        assert op.blocks is not None and op.block_size is not None
+        queries, keys = (r.constant(index_type, size) for size in block_sizes(op))
+        row = r.integer(arith.DivUIOp, positions.index("q"), queries)
+        column = r.integer(arith.DivUIOp, positions.index("k"), keys)
+        indices = (self.values[op.blocks], positions.index("b"), positions.index("h"), row, column)
+        class_ = r.emit(tensor.ExtractOp, indices, i8)
+        class_.name_hint = "class"
+        if mask is None:
+            return r.compare("ne", class_, r.constant(i8, 0))
+        full = r.compare("eq", class_, r.constant(i8, 2))
+        partial = r.compare("eq", class_, r.constant(i8, 1))
+        return r.either(full, r.both(partial, mask))
+
+
+class _Positions:
+    """The positions b, h, q, k of the region, each built when first asked for."""
+
+    def __init__(self, r: ScalarBuilder, group: SSAValue):
+        self._r = r
+        self._group = group
+
+    def _dim(self, dim: int, hint: str) -> SSAValue:
+        value = self._r.emit(IndexOp, (), index_type, {"dim": IntegerAttr(dim, i64)})
+        value.name_hint = hint
+        return value
+
+    def index(self, name: str) -> SSAValue:
+        """A position as an `index`."""
+        if name != "h":
+            return self._dim({"b": _B, "q": _Q, "k": _K}[name], name)
+        product = self._r.multiply(self._dim(_HKV, "hkv"), self._group)
+        head = self._r.add(product, self._dim(_G, "g"))
+        head.name_hint = "h"
+        return head
+
+    def scalars(self, used: Sequence[bool]) -> list[Value]:
+        """b, h, q, kv as a mod sees them: int32; None where the mod does not look."""
+        result: list[Value] = []
+        for name, needed in zip("bhqk", used):
+            if not needed:
+                result.append(None)
+                continue
+            value = self._r.from_index(self.index(name), si32)
+            value.name_hint = f"{name}_i32"
+            result.append(Scalar(value, si32))
+        return result
+
+
+# -- small builders -------------------------------------------------------------------------------------------------------
+
+
+def _strings(attribute: Attribute | None) -> list[str]:
+    return [entry.data for entry in cast(ArrayAttr[StringAttr], attribute)] if isinstance(attribute, ArrayAttr) else []
+
+
+def _statistics(op: FlexAttentionOp) -> Attribute:
+    """The type of scores, sums and maxima: f64 for f64 inputs, else f32."""
+    return f64 if cast(VTensorType, op.query.type).dtype == f64 else f32
+
+
+def _argument_type(type_: Attribute) -> Attribute:
+    match type_:
+        case VTensorType():
+            return tensor_type(type_)
+        case IntType():
+            return i64
+        case FloatType():
+            return f64
+        case BoolType():
+            return i1
+    raise UnsupportedOpError(f"an argument of type {type_}")
+
+
+def _shape(value: SSAValue) -> tuple[int, ...]:
+    return cast(TensorType, value.type).get_shape()
+
+
+def _element(value: SSAValue) -> Attribute:
+    return cast(TensorType, value.type).element_type
+
+
+def _named(function: _Function, *wanted: tuple[SSAValue, int, str]) -> list[SSAValue]:
+    result = []
+    for source, dim, hint in wanted:
+        value = function.size(source, dim)
+        if _shape(source)[dim] < 0:
+            value.name_hint = hint
+        result.append(value)
+    return result
+
+
+def _appended(block: Block, op: Operation, hint: str) -> SSAValue:
+    block.add_op(op)
+    op.results[0].name_hint = hint
+    return op.results[0]
+
+
+def _reassociation(*groups: Sequence[int]) -> ArrayAttr[ArrayAttr[IntegerAttr]]:
+    return ArrayAttr(ArrayAttr(IntegerAttr(dim, i64) for dim in group) for group in groups)
+
+
+def _expand(block: Block, value: SSAValue, sizes: Sequence[SSAValue | int], hint: str) -> SSAValue:
+    static = [size if isinstance(size, int) else _DYNAMIC for size in sizes]
+    op = tensor.ExpandShapeOp(
+        value,
+        [size for size in sizes if isinstance(size, SSAValue)],
+        _reassociation([0], [1, 2], [3], [4]),
+        DenseArrayBase.from_list(i64, static),
+        TensorType(_element(value), [size if isinstance(size, int) else _DYNAMIC for size in sizes]),
+    )
+    return _appended(block, op, hint)
+
+
+def _collapse(block: Block, value: SSAValue, hint: str) -> SSAValue:
+    batch, _, _, *rest = _shape(value)
+    groups = [[0], [1, 2], *([dim + 3] for dim in range(len(rest)))]
+    op = tensor.CollapseShapeOp.create(
+        operands=[value],
+        properties={"reassociation": _reassociation(*groups)},
+        result_types=[TensorType(_element(value), [batch, _DYNAMIC, *rest])],
+    )
+    return _appended(block, op, hint)
+
+
+def _generic(block: Block, inputs: Sequence[SSAValue], init: SSAValue, body: Block, hint: str) -> SSAValue:
+    """An elementwise `linalg.generic` over the shape of `init`; inputs of lower rank lack its last dims."""
+    rank = len(_shape(init))
+    maps = [AffineMapAttr(AffineMap(rank, 0, tuple(map(AffineDimExpr, range(len(_shape(v))))))) for v in (*inputs, init)]
+    parallel = [IteratorTypeAttr.parallel()] * rank
+    return _appended(block, linalg.GenericOp(inputs, [init], Region(body), maps, parallel, [init.type]), hint)
+
+
+def _normalised(precision: Attribute, element: Attribute) -> Block:
+    """`acc / sum`, 0 for a row without a live key, rounded to the result's type."""
+    block = Block(arg_types=[precision, precision, element])
+    acc, sum_, _ = block.args
+    acc.name_hint, sum_.name_hint = "acc", "sum"
+    r = RegionBuilder(block)
+    zero = r.constant(precision, 0.0)
+    none = r.compare("eq", sum_, zero)
+    result = r.select(none, zero, r.divide(acc, sum_))
+    if element != precision:
+        result = r.cast(arith.TruncFOp, result, element)
+    block.add_op(linalg.YieldOp(result))
+    return block
+
+
+def _log_sum(precision: Attribute) -> Block:
+    """`max + log(sum)`, which is -inf for a row without a live key."""
+    block = Block(arg_types=[precision, precision, precision])
+    max_, sum_, _ = block.args
+    max_.name_hint, sum_.name_hint = "max", "sum"
+    r = RegionBuilder(block)
+    block.add_op(linalg.YieldOp(r.add(max_, r.math(math.LogOp, sum_))))
+    return block

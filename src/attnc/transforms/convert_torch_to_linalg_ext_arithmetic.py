@@ -1,0 +1,463 @@
+"""Elementwise ATen operations on any dtype: arithmetic, comparison, logic, bits, selection, conversion.
+
+What torch does with ints, bools and NaN is kept: `//` and `%` floor, ints wrap, minimum and maximum hand NaN on, `ne` is true
+of NaN, shifts by more than the width empty the value.
+"""
+
+from __future__ import annotations
+
+from xdsl.dialects import arith, math
+from xdsl.ir import Attribute, SSAValue
+
+from attnc.transforms.convert_torch_to_linalg_ext_region import f32, f64, i1
+from attnc.transforms.convert_torch_to_linalg_ext_table import elementwise
+from attnc.transforms.convert_torch_to_linalg_ext_values import (
+    Number,
+    Operand,
+    ScalarBuilder,
+    common_dtype,
+    is_float,
+    is_unsigned,
+    signed,
+    width,
+)
+
+# -- arithmetic -------------------------------------------------------------------------------------------------------
+
+
+def scaled(r: ScalarBuilder, dtype: Attribute, x: Operand, alpha: Operand) -> SSAValue:
+    """`alpha * x`, ready to compute with."""
+    value = r.lift(x, dtype)
+    if isinstance(alpha, Number) and alpha.constant == 1:
+        return value
+    return r.multiply(value, r.lift(alpha, dtype))
+
+
+_ONE = Number(f64, 1)
+
+
+@elementwise("Arithmetic", "add.Tensor add.Scalar")
+def add(r: ScalarBuilder, dtype: Attribute, a: Operand, b: Operand, alpha: Operand = _ONE) -> SSAValue:
+    if dtype == i1:
+        return r.either(r.convert(a, dtype), r.convert(b, dtype))
+    return r.rounded(r.add(r.lift(a, dtype), scaled(r, dtype, b, alpha)), dtype)
+
+
+@elementwise("Arithmetic", "sub.Tensor sub.Scalar")
+def sub(r: ScalarBuilder, dtype: Attribute, a: Operand, b: Operand, alpha: Operand = _ONE) -> SSAValue:
+    return r.rounded(r.subtract(r.lift(a, dtype), scaled(r, dtype, b, alpha)), dtype)
+
+
+@elementwise("Arithmetic", "rsub.Tensor rsub.Scalar")
+def rsub(r: ScalarBuilder, dtype: Attribute, a: Operand, b: Operand, alpha: Operand = _ONE) -> SSAValue:
+    return r.rounded(r.subtract(r.lift(b, dtype), scaled(r, dtype, a, alpha)), dtype)
+
+
+@elementwise("Arithmetic", "mul.Tensor mul.Scalar")
+def mul(r: ScalarBuilder, dtype: Attribute, a: Operand, b: Operand) -> SSAValue:
+    if dtype == i1:
+        return r.both(r.convert(a, dtype), r.convert(b, dtype))
+    return r.rounded(r.multiply(r.lift(a, dtype), r.lift(b, dtype)), dtype)
+
+
+@elementwise("Arithmetic", "div.Tensor div.Scalar")
+def div(r: ScalarBuilder, dtype: Attribute, a: Operand, b: Operand) -> SSAValue:
+    return r.rounded(r.divide(r.lift(a, dtype), r.lift(b, dtype)), dtype)
+
+
+@elementwise("Arithmetic", "div.Tensor_mode div.Scalar_mode", 'rounding_mode None, "floor", "trunc"')
+def div_mode(r: ScalarBuilder, dtype: Attribute, a: Operand, b: Operand, mode: str | None) -> SSAValue:
+    if mode is None:
+        return div(r, dtype, a, b)
+    if mode == "floor":
+        return floor_divide(r, dtype, a, b)
+    if is_float(dtype):
+        return r.rounded(r.math(math.TruncOp, r.divide(r.lift(a, dtype), r.lift(b, dtype))), dtype)
+    division = arith.DivSIOp if signed(dtype) else arith.DivUIOp
+    return r.integer(division, r.convert(a, dtype), r.convert(b, dtype))
+
+
+@elementwise("Arithmetic", "floor_divide floor_divide.Scalar", "rounds down, also for negative numbers")
+def floor_divide(r: ScalarBuilder, dtype: Attribute, a: Operand, b: Operand) -> SSAValue:
+    if is_float(dtype):
+        return r.rounded(_floor_quotient(r, r.lift(a, dtype), r.lift(b, dtype)), dtype)
+    return integer_floor_divide(r, dtype, r.convert(a, dtype), r.convert(b, dtype))
+
+
+def integer_floor_divide(r: ScalarBuilder, dtype: Attribute, a: SSAValue, b: SSAValue) -> SSAValue:
+    """`a // b` of carried integers."""
+    return r.integer(arith.FloorDivSIOp if signed(dtype) else arith.DivUIOp, a, b)
+
+
+@elementwise(
+    "Arithmetic",
+    "remainder.Tensor remainder.Scalar remainder.Scalar_Tensor",
+    "has the sign of the divisor; of floats exact where the quotient is below 2^28",
+)
+def remainder(r: ScalarBuilder, dtype: Attribute, a: Operand, b: Operand) -> SSAValue:
+    if not is_float(dtype):
+        return integer_remainder(r, dtype, r.convert(a, dtype), r.convert(b, dtype))
+    x, y = r.lift(a, dtype), r.lift(b, dtype)
+    rest, wrong = _float_rest(r, x, y)
+    return r.rounded(r.select(wrong, r.add(rest, y), rest), dtype)
+
+
+def integer_remainder(r: ScalarBuilder, dtype: Attribute, a: SSAValue, b: SSAValue) -> SSAValue:
+    """`a % b` of carried integers, as `a - a // b * b`, so that interval analysis finds the floor division in it."""
+    if not signed(dtype):
+        return r.integer(arith.RemUIOp, a, b)
+    return r.subtract(a, r.multiply(r.integer(arith.FloorDivSIOp, a, b), b))
+
+
+@elementwise(
+    "Arithmetic",
+    "fmod.Tensor fmod.Scalar",
+    "has the sign of the dividend; of floats exact where the quotient is below 2^28",
+)
+def fmod(r: ScalarBuilder, dtype: Attribute, a: Operand, b: Operand) -> SSAValue:
+    if is_float(dtype):
+        return r.rounded(float_fmod(r, r.lift(a, dtype), r.lift(b, dtype)), dtype)
+    return r.integer(arith.RemSIOp if signed(dtype) else arith.RemUIOp, r.convert(a, dtype), r.convert(b, dtype))
+
+
+def float_fmod(r: ScalarBuilder, a: SSAValue, b: SSAValue) -> SSAValue:
+    """C's fmod. f32 is computed in f64, where quotient and product are exact up to 2^28."""
+    wide = a.type == f32
+    x, y = (r.cast(arith.ExtFOp, v, f64) for v in (a, b)) if wide else (a, b)
+    quotient = r.math(math.TruncOp, r.divide(x, y))
+    rest = r.subtract(x, r.multiply(quotient, y))
+    if wide:
+        rest = r.cast(arith.TruncFOp, rest, f32)
+    small = r.compare("lt", r.math(math.AbsFOp, a), r.math(math.AbsFOp, b))
+    return r.select(small, a, r.math(math.CopySignOp, rest, a))
+
+
+def _float_rest(r: ScalarBuilder, a: SSAValue, b: SSAValue) -> tuple[SSAValue, SSAValue]:
+    """fmod(a, b), and whether it is not 0 and of the other sign than b, so that floor division differs."""
+    zero = r.constant(a.type, 0.0)
+    rest = float_fmod(r, a, b)
+    differs = r.integer(arith.XOrIOp, r.compare("lt", b, zero), r.compare("lt", rest, zero))
+    return rest, r.both(r.compare("ne", rest, zero), differs)
+
+
+def _floor_quotient(r: ScalarBuilder, a: SSAValue, b: SSAValue) -> SSAValue:
+    """torch's float floor division, which is exact where a / b would round up to the next integer."""
+    rest, wrong = _float_rest(r, a, b)
+    zero, one, half = (r.constant(a.type, c) for c in (0.0, 1.0, 0.5))
+    quotient = r.divide(r.subtract(a, rest), b)
+    quotient = r.select(wrong, r.subtract(quotient, one), quotient)
+    floor = r.math(math.FloorOp, quotient)
+    rounds_up = r.compare("gt", r.subtract(quotient, floor), half)
+    floor = r.select(rounds_up, r.add(floor, one), floor)
+    plain = r.divide(a, b)
+    result = r.select(r.compare("eq", quotient, zero), r.math(math.CopySignOp, zero, plain), floor)
+    return r.select(r.compare("eq", b, zero), plain, result)
+
+
+@elementwise("Arithmetic", "neg")
+def neg(r: ScalarBuilder, dtype: Attribute, x: Operand) -> SSAValue:
+    return r.rounded(r.negate(r.lift(x, dtype)), dtype)
+
+
+@elementwise("Arithmetic", "abs")
+def absolute(r: ScalarBuilder, dtype: Attribute, x: Operand) -> SSAValue:
+    value = r.lift(x, dtype)
+    if is_float(dtype):
+        return r.rounded(r.math(math.AbsFOp, value), dtype)
+    return r.emit(math.AbsIOp, (value,), value.type) if signed(dtype) else value
+
+
+@elementwise("Arithmetic", "sign sgn")
+def sign(r: ScalarBuilder, dtype: Attribute, x: Operand) -> SSAValue:
+    if dtype == i1:
+        return r.convert(x, dtype)
+    value = r.lift(x, dtype)
+    zero, one, minus_one = (r.constant(value.type, c) for c in (0, 1, -1))
+    if dtype != i1 and not is_float(dtype) and not signed(dtype):
+        return r.select(r.compare("ne", value, zero), one, zero)
+    negative = r.select(r.compare("lt", value, zero), minus_one, zero)
+    return r.rounded(r.select(r.compare("gt", value, zero), one, negative), dtype)
+
+
+@elementwise("Arithmetic", "positive clone alias detach contiguous lift_fresh lift_fresh_copy lift")
+def same(r: ScalarBuilder, dtype: Attribute, x: Operand, *_: object) -> SSAValue:
+    return r.convert(x, dtype)
+
+
+@elementwise("Arithmetic", "addcmul")
+def addcmul(r: ScalarBuilder, dtype: Attribute, x: Operand, a: Operand, b: Operand, value: Operand = _ONE) -> SSAValue:
+    product = r.multiply(scaled(r, dtype, a, value), r.lift(b, dtype))
+    return r.rounded(r.add(r.lift(x, dtype), product), dtype)
+
+
+@elementwise("Arithmetic", "addcdiv")
+def addcdiv(r: ScalarBuilder, dtype: Attribute, x: Operand, a: Operand, b: Operand, value: Operand = _ONE) -> SSAValue:
+    quotient = r.divide(scaled(r, dtype, a, value), r.lift(b, dtype))
+    return r.rounded(r.add(r.lift(x, dtype), quotient), dtype)
+
+
+@elementwise("Arithmetic", "lerp.Scalar lerp.Tensor")
+def lerp(r: ScalarBuilder, dtype: Attribute, a: Operand, b: Operand, weight: Operand) -> SSAValue:
+    start, end, w = r.lift(a, dtype), r.lift(b, dtype), r.lift(weight, dtype)
+    one, half = r.constant(w.type, 1.0), r.constant(w.type, 0.5)
+    difference = r.subtract(end, start)
+    near = r.add(start, r.multiply(w, difference))
+    far = r.subtract(end, r.multiply(difference, r.subtract(one, w)))
+    return r.rounded(r.select(r.compare("lt", r.math(math.AbsFOp, w), half), near, far), dtype)
+
+
+# -- minimum, maximum -------------------------------------------------------------------------------------------------
+
+
+def larger(r: ScalarBuilder, dtype: Attribute, a: SSAValue, b: SSAValue) -> SSAValue:
+    """max, NaN if one is."""
+    if is_float(dtype):
+        return r.floating(arith.MaximumfOp, a, b)
+    if dtype == i1:
+        return r.either(a, b)
+    return r.integer(arith.MaxSIOp if signed(dtype) else arith.MaxUIOp, a, b)
+
+
+def smaller(r: ScalarBuilder, dtype: Attribute, a: SSAValue, b: SSAValue) -> SSAValue:
+    """min, NaN if one is."""
+    if is_float(dtype):
+        return r.floating(arith.MinimumfOp, a, b)
+    if dtype == i1:
+        return r.both(a, b)
+    return r.integer(arith.MinSIOp if signed(dtype) else arith.MinUIOp, a, b)
+
+
+@elementwise("Minimum and maximum", "maximum max.other", "NaN where one is NaN")
+def maximum(r: ScalarBuilder, dtype: Attribute, a: Operand, b: Operand) -> SSAValue:
+    return r.rounded(larger(r, dtype, r.lift(a, dtype), r.lift(b, dtype)), dtype)
+
+
+@elementwise("Minimum and maximum", "minimum min.other", "NaN where one is NaN")
+def minimum(r: ScalarBuilder, dtype: Attribute, a: Operand, b: Operand) -> SSAValue:
+    return r.rounded(smaller(r, dtype, r.lift(a, dtype), r.lift(b, dtype)), dtype)
+
+
+@elementwise("Minimum and maximum", "fmax", "the number where one is NaN")
+def fmax(r: ScalarBuilder, dtype: Attribute, a: Operand, b: Operand) -> SSAValue:
+    if not is_float(dtype):
+        return maximum(r, dtype, a, b)
+    return r.rounded(r.floating(arith.MaxnumfOp, r.lift(a, dtype), r.lift(b, dtype)), dtype)
+
+
+@elementwise("Minimum and maximum", "fmin", "the number where one is NaN")
+def fmin(r: ScalarBuilder, dtype: Attribute, a: Operand, b: Operand) -> SSAValue:
+    if not is_float(dtype):
+        return minimum(r, dtype, a, b)
+    return r.rounded(r.floating(arith.MinnumfOp, r.lift(a, dtype), r.lift(b, dtype)), dtype)
+
+
+@elementwise("Minimum and maximum", "clamp clamp.Tensor")
+def clamp(r: ScalarBuilder, dtype: Attribute, x: Operand, low: Operand | None = None, high: Operand | None = None) -> SSAValue:
+    value = r.lift(x, dtype)
+    if low is not None:
+        value = larger(r, dtype, value, r.lift_rounded(low, dtype))
+    if high is not None:
+        value = smaller(r, dtype, value, r.lift_rounded(high, dtype))
+    return r.rounded(value, dtype)
+
+
+@elementwise("Minimum and maximum", "clamp_min clamp_min.Tensor")
+def clamp_min(r: ScalarBuilder, dtype: Attribute, x: Operand, low: Operand) -> SSAValue:
+    return clamp(r, dtype, x, low)
+
+
+@elementwise("Minimum and maximum", "clamp_max clamp_max.Tensor")
+def clamp_max(r: ScalarBuilder, dtype: Attribute, x: Operand, high: Operand) -> SSAValue:
+    return clamp(r, dtype, x, None, high)
+
+
+# -- comparison and logic ---------------------------------------------------------------------------------------------
+
+
+def _comparison(relation: str):
+    def build(r: ScalarBuilder, dtype: Attribute, a: Operand, b: Operand) -> SSAValue:
+        common = common_dtype((a, b))
+        left, right = r.lift_rounded(a, common), r.lift_rounded(b, common)
+        return r.compare(relation, left, right, is_unsigned(common))
+
+    return build
+
+
+for _relation in ("eq", "ne", "lt", "le", "gt", "ge"):
+    _names = f"{_relation}.Tensor {_relation}.Scalar"
+    elementwise("Comparison and logic", _names, "in the operands' common dtype")(_comparison(_relation))
+
+
+@elementwise("Comparison and logic", "logical_and")
+def logical_and(r: ScalarBuilder, dtype: Attribute, a: Operand, b: Operand) -> SSAValue:
+    return r.both(r.truth(a), r.truth(b))
+
+
+@elementwise("Comparison and logic", "logical_or")
+def logical_or(r: ScalarBuilder, dtype: Attribute, a: Operand, b: Operand) -> SSAValue:
+    return r.either(r.truth(a), r.truth(b))
+
+
+@elementwise("Comparison and logic", "logical_xor")
+def logical_xor(r: ScalarBuilder, dtype: Attribute, a: Operand, b: Operand) -> SSAValue:
+    return r.integer(arith.XOrIOp, r.truth(a), r.truth(b))
+
+
+@elementwise("Comparison and logic", "logical_not")
+def logical_not(r: ScalarBuilder, dtype: Attribute, a: Operand) -> SSAValue:
+    return r.invert(r.truth(a))
+
+
+@elementwise("Comparison and logic", "isnan")
+def isnan(r: ScalarBuilder, dtype: Attribute, x: Operand) -> SSAValue:
+    return r.is_nan(r.lift(x, x.dtype)) if is_float(x.dtype) else r.constant(i1, False)
+
+
+@elementwise("Comparison and logic", "isinf")
+def isinf(r: ScalarBuilder, dtype: Attribute, x: Operand) -> SSAValue:
+    if not is_float(x.dtype):
+        return r.constant(i1, False)
+    value = r.lift(x, x.dtype)
+    return r.compare("eq", r.math(math.AbsFOp, value), r.constant(value.type, float("inf")))
+
+
+@elementwise("Comparison and logic", "isfinite")
+def isfinite(r: ScalarBuilder, dtype: Attribute, x: Operand) -> SSAValue:
+    if not is_float(x.dtype):
+        return r.constant(i1, True)
+    value = r.lift(x, x.dtype)
+    return r.compare("lt", r.math(math.AbsFOp, value), r.constant(value.type, float("inf")))
+
+
+@elementwise("Comparison and logic", "isposinf")
+def isposinf(r: ScalarBuilder, dtype: Attribute, x: Operand) -> SSAValue:
+    if not is_float(x.dtype):
+        return r.constant(i1, False)
+    value = r.lift(x, x.dtype)
+    return r.compare("eq", value, r.constant(value.type, float("inf")))
+
+
+@elementwise("Comparison and logic", "isneginf")
+def isneginf(r: ScalarBuilder, dtype: Attribute, x: Operand) -> SSAValue:
+    if not is_float(x.dtype):
+        return r.constant(i1, False)
+    value = r.lift(x, x.dtype)
+    return r.compare("eq", value, r.constant(value.type, float("-inf")))
+
+
+# -- bits -------------------------------------------------------------------------------------------------------------
+
+
+def _bitwise(op_type: type[arith.SignlessIntegerBinaryOperation]):
+    def build(r: ScalarBuilder, dtype: Attribute, a: Operand, b: Operand) -> SSAValue:
+        return r.integer(op_type, r.convert(a, dtype), r.convert(b, dtype))
+
+    return build
+
+
+for _name, _op in (("and", arith.AndIOp), ("or", arith.OrIOp), ("xor", arith.XOrIOp)):
+    _long, _short = f"bitwise_{_name}", f"__{_name}__"
+    _names = f"{_long}.Tensor {_long}.Scalar {_long}.Scalar_Tensor {_short}.Tensor {_short}.Scalar"
+    elementwise("Bits", _names)(_bitwise(_op))
+
+
+@elementwise("Bits", "bitwise_not")
+def bitwise_not(r: ScalarBuilder, dtype: Attribute, x: Operand) -> SSAValue:
+    return r.invert(r.convert(x, dtype))
+
+
+def _shift_names(side: str) -> str:
+    long, short = f"bitwise_{side}_shift", f"__{side[0]}shift__"
+    return f"{long}.Tensor {long}.Tensor_Scalar {long}.Scalar_Tensor {short}.Scalar {short}.Tensor"
+
+
+def _shift_amount(r: ScalarBuilder, dtype: Attribute, amount: SSAValue) -> tuple[SSAValue, SSAValue | None]:
+    """The amount, and whether it is one that a machine shifts by (None: known to be)."""
+    bits = width(dtype)
+    known = r.literal(amount)
+    if known is not None and 0 <= known < bits:
+        return amount, None
+    return amount, r.compare("lt", amount, r.constant(amount.type, bits), unsigned=True)
+
+
+@elementwise("Bits", _shift_names("left"))
+def left_shift(r: ScalarBuilder, dtype: Attribute, a: Operand, b: Operand) -> SSAValue:
+    value = r.convert(a, dtype)
+    amount, sane = _shift_amount(r, dtype, r.convert(b, dtype))
+    zero = r.constant(value.type, 0)
+    if sane is None:
+        return r.integer(arith.ShLIOp, value, amount)
+    return r.select(sane, r.integer(arith.ShLIOp, value, r.select(sane, amount, zero)), zero)
+
+
+@elementwise("Bits", _shift_names("right"))
+def right_shift(r: ScalarBuilder, dtype: Attribute, a: Operand, b: Operand) -> SSAValue:
+    value = r.convert(a, dtype)
+    amount, sane = _shift_amount(r, dtype, r.convert(b, dtype))
+    shift = arith.ShRSIOp if signed(dtype) else arith.ShRUIOp
+    if sane is None:
+        return r.integer(shift, value, amount)
+    last = r.constant(value.type, width(dtype) - 1)
+    if signed(dtype):
+        return r.integer(shift, value, r.select(sane, amount, last))
+    zero = r.constant(value.type, 0)
+    return r.select(sane, r.integer(shift, value, r.select(sane, amount, zero)), zero)
+
+
+# -- selection and conversion -----------------------------------------------------------------------------------------
+
+
+@elementwise("Selection and conversion", "where.self where.ScalarSelf where.ScalarOther where.Scalar")
+def where(r: ScalarBuilder, dtype: Attribute, condition: Operand, a: Operand, b: Operand) -> SSAValue:
+    return r.select(r.truth(condition), r.convert(a, dtype), r.convert(b, dtype))
+
+
+@elementwise("Selection and conversion", "masked_fill.Scalar masked_fill.Tensor")
+def masked_fill(r: ScalarBuilder, dtype: Attribute, x: Operand, mask: Operand, value: Operand) -> SSAValue:
+    return r.select(r.truth(mask), r.convert(value, dtype), r.convert(x, dtype))
+
+
+@elementwise(
+    "Selection and conversion",
+    "_to_copy to.dtype to.dtype_layout to.other to.device type_as _autocast_to_reduced_precision _autocast_to_full_precision",
+    "float to int cuts the fraction off",
+)
+def to_dtype(r: ScalarBuilder, dtype: Attribute, x: Operand, *_: object) -> SSAValue:
+    return r.convert(x, dtype)
+
+
+@elementwise("Selection and conversion", "nan_to_num")
+def nan_to_num(r: ScalarBuilder, dtype: Attribute, x: Operand, *replacements: Operand | None) -> SSAValue:
+    if not is_float(dtype):
+        return r.convert(x, dtype)
+    value = r.lift(x, dtype)
+    largest = {"f64": 1.7976931348623157e308, "f32": 3.4028234663852886e38, "f16": 65504.0, "bf16": 3.3895313892515355e38}
+    limit = largest[str(dtype)]
+    nan, top, bottom = (
+        r.constant(value.type, default) if given is None else r.lift_rounded(given, dtype)
+        for given, default in zip((*replacements, None, None, None)[:3], (0.0, limit, -limit), strict=True)
+    )
+    infinity = float("inf")
+    result = r.select(r.compare("eq", value, r.constant(value.type, infinity)), top, value)
+    result = r.select(r.compare("eq", value, r.constant(value.type, -infinity)), bottom, result)
+    return r.rounded(r.select(r.is_nan(value), nan, result), dtype)
+
+
+@elementwise("Selection and conversion", "copysign.Tensor copysign.Scalar")
+def copysign(r: ScalarBuilder, dtype: Attribute, a: Operand, b: Operand) -> SSAValue:
+    return r.rounded(r.math(math.CopySignOp, r.lift(a, dtype), r.lift(b, dtype)), dtype)
+
+
+@elementwise("Selection and conversion", "heaviside")
+def heaviside(r: ScalarBuilder, dtype: Attribute, x: Operand, at_zero: Operand) -> SSAValue:
+    value, middle = r.lift(x, dtype), r.lift(at_zero, dtype)
+    zero, one = (r.constant(value.type, c) for c in (0, 1))
+    step = r.select(r.compare("lt", value, zero, is_unsigned(dtype)), zero, one)
+    return r.rounded(r.select(r.compare("eq", value, zero), middle, step), dtype)
+
+
+@elementwise("Selection and conversion", "threshold")
+def threshold(r: ScalarBuilder, dtype: Attribute, x: Operand, limit: Operand, value: Operand) -> SSAValue:
+    kept = r.lift(x, dtype)
+    below = r.compare("le", kept, r.lift_rounded(limit, dtype), is_unsigned(dtype))
+    return r.rounded(r.select(below, r.lift_rounded(value, dtype), kept), dtype)
