@@ -42,21 +42,9 @@ class BodyEmitter:
         self.declarations: set[str] = set()
         self.storages: dict[SSAValue, Storage] = {}
         self.careful = ""
-        self._find_rows()
-        self.rows = RowEmitter(self)
-
-    def _find_rows(self) -> None:
-        """Which grid dimension a task's rows run along: the one that an `Rx1` iota counts from."""
-        grid = self.kernel.grid
-        self.row_dim: int | None = None
-        self.task_rows = 1
-        for op in grid.body.block.ops:
-            if isinstance(op, tile.IotaOp) and tile.shape_of(op.result)[0] > 1 and op.offset in grid.body.block.args:
-                d = grid.body.block.args.index(op.offset)
-                if grid.steps.get_values()[d] == tile.shape_of(op.result)[0]:
-                    self.row_dim, self.task_rows = d, tile.shape_of(op.result)[0]
-                    break
+        self.row_dim, self.task_rows = kernel.row_dimension()
         self.padded_rows = (-(-self.task_rows // self.strip_rows)) * self.strip_rows
+        self.rows = RowEmitter(self)
 
     # -- scratch ------------------------------------------------------------------------------------------------------
     def allocate(self, value: SSAValue, task: bool, wide: bool) -> Storage:

@@ -123,6 +123,17 @@ class KernelEmitter:
             raise LoweringError(f"the products of a kernel must all be in f32 or all in f64, not {sorted(found)}")
         return found.pop() if found else "float"
 
+    def row_dimension(self) -> tuple[int | None, int]:
+        """The grid dimension that a task's rows run along, the one an `Rx1` iota counts from, and how many rows a task has."""
+        block = self.grid.body.block
+        for op in block.ops:
+            if isinstance(op, tile.IotaOp) and op.offset in block.args:
+                rows, _ = tile.shape_of(op.result)
+                d = block.args.index(op.offset)
+                if rows > 1 and self.grid.steps.get_values()[d] == rows:
+                    return d, rows
+        return None, 1
+
     def reserve(self, bytes_: int) -> int:
         """Room in each thread's scratch, 64-byte aligned: its offset."""
         offset = self.scratch_bytes
@@ -140,7 +151,7 @@ class KernelEmitter:
             fields = [work.load("ptr" if n in (0, 1, 2) else "i64", work.pointer("%context", n, "i64"), 8) for n in (0, 1, 2, 3, 6)]
         args, shared, base, stride, tasks = fields
         load_arguments(region, args, self.kernel.body.block)
-        self._kernel_scalars(region)
+        self.emit_kernel_scalars(region)
         with work.at_entry():
             slot = work.emit(
                 f"atomicrmw add ptr {work.pointer('%context', CONTEXT_SLOT, 'i64')}, i64 1 monotonic, align 8"
@@ -183,7 +194,7 @@ class KernelEmitter:
             raise LoweringError(f"the right-hand operands of a kernel must be of one element type, not {sources}")
         return leaves.define(sources[0], self.element, self.target)[1]
 
-    def _kernel_scalars(self, region: RegionEmitter) -> None:
+    def emit_kernel_scalars(self, region: RegionEmitter) -> None:
         """Scalar operations outside the grid."""
         for op in self.kernel.body.block.ops:
             if isinstance(op, tile.GridOp | tile.YieldOp):
@@ -223,7 +234,7 @@ class KernelEmitter:
         f = Function(f"{self.name}.plan", [("ptr", "args"), ("ptr", "result")])
         region = RegionEmitter(f, self.width)
         load_arguments(region, "%args", self.kernel.body.block)
-        self._kernel_scalars(region)
+        self.emit_kernel_scalars(region)
         staging = Staging(self, region)
         zero_bytes, all_bytes = staging.layout(region)
         tasks = points = "1"

@@ -151,11 +151,32 @@ def may_fault(op: Operation) -> bool:
     return False
 
 
+@dataclass
+class Cause:
+    """What may go wrong at one place: an index into dimension `dim` of a buffer, or (no buffer) a division by zero."""
+
+    buffer: tile.GatherOp | None
+    dim: int = 0
+    index: str = "0"
+    size: str = "0"
+
+
 class Fault:
-    """Whether any lane so far wanted an element that is not there: an i1 carried through loops, updated as code is written."""
+    """Whether any lane so far wanted an element that is not there, or divided by zero: an i1 carried through loops, updated as code is
+    written."""
 
     def __init__(self) -> None:
         self.text: str | None = None
+
+    def note(self, e: RegionEmitter, outside: str, lane: bool, live: Value | None, cause: Cause) -> None:
+        """`outside` is a fault where `live`."""
+        del cause  # whoever wants to know runs the kernel's locator
+        type_ = vector(e.width, "i1")
+        if not lane:
+            outside = e.f.splat(outside, e.width, "i1")
+        if live is not None:
+            outside = e.f.emit(f"and {type_} {outside}, {e.text(live, True)}")
+        self.text = e.f.emit(f"or {type_} {self.text}, {outside}")
 
 
 class RegionEmitter:
@@ -398,7 +419,8 @@ def _division(e: RegionEmitter, op: Operation) -> None:
         e.define(result, quotient, lane)
         return
     if e.fault is not None:
-        _raise_fault(e, e.f.emit(f"icmp eq {type_} {texts[1]}, {splat_constant('0', e.width if lane else 1, element)}"), lane, None)
+        zero = splat_constant("0", e.width if lane else 1, element)
+        e.fault.note(e, e.f.emit(f"icmp eq {type_} {texts[1]}, {zero}"), lane, None, Cause(None))
     e.define(result, e.call(_DIVISIONS[op.name], element, lane, texts), lane)
 
 
@@ -540,6 +562,8 @@ def _math(e: RegionEmitter, op: Operation) -> None:
     lane, texts, _ = e.operands(op)
     element = e.values[op.operands[0]].element
     name = op.name.removeprefix("math.")
+    if name == "exp2" and "attnc.nonpositive" in op.attributes and element == "float":
+        name = "softmax_exp2"
     if name in ("absi",):
         e.define(op.results[0], e.intrinsic("abs", element, lane, texts, ", i1 false"), lane)
         return
@@ -583,18 +607,6 @@ def _for(e: RegionEmitter, op: Operation) -> None:
         e.define(result, text, lane)
 
 
-def _raise_fault(e: RegionEmitter, outside: str, lane: bool, live: Value | None) -> None:
-    """Note that some element was out of range where it mattered."""
-    assert e.fault is not None and e.fault.text is not None
-    width = e.width
-    type_ = vector(width, "i1")
-    if not lane:
-        outside = e.f.splat(outside, width, "i1")
-    if live is not None:
-        outside = e.f.emit(f"and {type_} {outside}, {e.text(live, True)}")
-    e.fault.text = e.f.emit(f"or {type_} {e.fault.text}, {outside}")
-
-
 def _gather(e: RegionEmitter, op: Operation) -> None:
     assert isinstance(op, tile.GatherOp)
     buffer = e.buffers[op.buffer]
@@ -609,10 +621,12 @@ def _gather(e: RegionEmitter, op: Operation) -> None:
         if index.base is not None and index.step in (1, -1) and buffer.unit[d]:
             _gather_run(e, op, buffer, indices, d, live, checked)
             return
-    e.define(op.results[0], _gather_lanes(e, buffer, indices, lane, live, checked), lane)
+    e.define(op.results[0], _gather_lanes(e, op, buffer, indices, lane, live, checked), lane)
 
 
-def _wrap(e: RegionEmitter, buffer: Buffer, d: int, index: Value, lane: bool, live: Value | None, checked: bool) -> str:
+def _wrap(
+    e: RegionEmitter, op: tile.GatherOp, buffer: Buffer, d: int, index: Value, lane: bool, live: Value | None, checked: bool
+) -> str:
     """A torch index as an offset's index: wrapped once, clamped into the buffer, its faults noted."""
     width = e.width if lane else 1
     type_ = vector(width, "i64")
@@ -625,8 +639,9 @@ def _wrap(e: RegionEmitter, buffer: Buffer, d: int, index: Value, lane: bool, li
         negative = e.f.emit(f"icmp slt {type_} {text}, {zero}")
         more = e.f.emit(f"add {type_} {text}, {size}")
         wrapped = e.f.emit(f"select {vector(width, 'i1')} {negative}, {type_} {more}, {type_} {text}")
-    if checked:
-        _raise_fault(e, e.f.emit(f"icmp uge {type_} {wrapped}, {size}"), lane, live)
+    if checked and e.fault is not None:
+        cause = Cause(op, d, text, buffer.sizes[d])
+        e.fault.note(e, e.f.emit(f"icmp uge {type_} {wrapped}, {size}"), lane, live, cause)
     last = e.f.emit(f"sub {type_} {size}, {one}")
     clamped = e.intrinsic("umin", "i64", lane, [wrapped, last])
     # An empty dimension has no last element: the buffer's pointer then leads to a harmless word, and every index is 0.
@@ -635,13 +650,13 @@ def _wrap(e: RegionEmitter, buffer: Buffer, d: int, index: Value, lane: bool, li
 
 
 def _gather_lanes(
-    e: RegionEmitter, buffer: Buffer, indices: Sequence[Value], lane: bool, live: Value | None, checked: bool
+    e: RegionEmitter, op: tile.GatherOp, buffer: Buffer, indices: Sequence[Value], lane: bool, live: Value | None, checked: bool
 ) -> str:
     """The general gather: every index wrapped and clamped, so that no lane reads outside."""
     width = e.width if lane else 1
     scalar_offset, lane_offset = "0", None
     for d, index in enumerate(indices):
-        position = _wrap(e, buffer, d, index, index.lane, live, checked)
+        position = _wrap(e, op, buffer, d, index, index.lane, live, checked)
         if index.lane:
             stride = e.f.splat(buffer.strides[d], width, "i64")
             product = position if buffer.unit[d] else e.f.emit(f"mul {vector(width, 'i64')} {position}, {stride}")
@@ -669,7 +684,7 @@ def _gather_lanes(
 
 def _gather_run(
     e: RegionEmitter,
-    op: Operation,
+    op: tile.GatherOp,
     buffer: Buffer,
     indices: Sequence[Value],
     d: int,
@@ -693,7 +708,7 @@ def _gather_run(
     for other, position in enumerate(indices):
         if other == d:
             continue
-        wrapped = _wrap(e, buffer, other, position, False, live, checked)
+        wrapped = _wrap(e, op, buffer, other, position, False, live, checked)
         product = wrapped if buffer.unit[other] else e.f.mul(wrapped, buffer.strides[other])
         offset = e.f.add(offset, product)
     fault = e.fault.text if e.fault is not None else None
@@ -711,7 +726,7 @@ def _gather_run(
     def lanes() -> list[str]:
         # Lanes are computed afresh here: this side may not define what the other side uses.
         keep = index.text, index.narrow.text if index.narrow is not None else None
-        value = _gather_lanes(e, buffer, indices, True, live, checked)
+        value = _gather_lanes(e, op, buffer, indices, True, live, checked)
         index.text = keep[0]
         if index.narrow is not None:
             index.narrow.text = keep[1]
