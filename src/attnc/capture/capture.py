@@ -1,0 +1,115 @@
+"""`capture`: both mods of a call as a record, and the tensors and numbers they use now.
+
+A repeated call checks the plan of reads of an earlier trace (`reads.py`) and gets the same record object back; any other
+call traces. Equal records are one object, so a kernel cache may look them up by identity. No cache here holds a tensor.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import types
+from collections import OrderedDict
+from typing import Any, NamedTuple
+
+import torch
+
+from attnc.capture.reads import LazyCheck
+from attnc.capture.record import Record
+from attnc.capture.trace import trace
+
+PLANS_PER_CODE = 64
+CODES = 1024
+RECORDS = 4096
+
+
+class Captured(NamedTuple):
+    """What `capture` found.
+
+    `record` is the key of the compiled code. `tensors` are the captured tensors of now and `numbers` the run-time numbers of
+    now (ints and floats), in the record's order. `retraced` says why each call must trace, where it must.
+    """
+
+    record: Record
+    tensors: tuple[torch.Tensor, ...]
+    numbers: tuple[int | float, ...]
+    retraced: str | None = None
+
+
+class _Entry(NamedTuple):
+    check: LazyCheck
+    record: Record
+
+
+_NOTHING = Captured(Record(None, None), (), ())
+_plans: OrderedDict[tuple, tuple[_Entry, ...]] = OrderedDict()
+_records: OrderedDict[Record, Record] = OrderedDict()
+_lock = threading.Lock()
+_get_default_dtype = torch.get_default_dtype
+
+
+def capture(score_mod: Any, mask_mod: Any = None, *, score_dtype: torch.dtype = torch.float32) -> Captured:
+    """Traces `score_mod` and `mask_mod` (either may be None), or finds that an earlier trace still holds.
+
+    `score_dtype` is the score's: float32, or float64 for float64 inputs. Raises the classes of `attnc.errors` that derive
+    from `UnsupportedModError`, `ModSignatureError`, `DeviceError`, `UnsupportedTensorError`, and whatever the mod itself raises.
+    """
+    if score_mod is None and mask_mod is None:
+        return _NOTHING
+    key = (_code_of(score_mod), _code_of(mask_mod), score_dtype, _get_default_dtype())
+    entries = _plans.get(key)
+    if entries is not None:
+        for entry in entries:
+            found = entry.check(score_mod, mask_mod)
+            if found is not None:
+                if entry is not entries[0]:
+                    _promote(key, entry)
+                return Captured(entry.record, *found)
+    record, check, tensors, numbers, retraced = trace(score_mod, mask_mod, score_dtype)
+    record = _intern(record)
+    if check is not None:
+        _remember(key, _Entry(check, record))
+    return Captured(record, tensors, numbers, retraced)
+
+
+def clear() -> None:
+    """Forgets all plans and records."""
+    with _lock:
+        _plans.clear()
+        _records.clear()
+
+
+def _code_of(mod: Any) -> Any:
+    """What a mod that is made anew for every call has in common with its predecessor."""
+    kind = type(mod)
+    if kind is types.FunctionType:
+        return mod.__code__
+    if kind is types.MethodType:
+        return _code_of(mod.__func__)
+    if kind is functools.partial:
+        return "partial", _code_of(mod.func)
+    return kind
+
+
+def _intern(record: Record) -> Record:
+    with _lock:
+        known = _records.setdefault(record, record)
+        _records.move_to_end(known)
+        if len(_records) > RECORDS:
+            _records.popitem(last=False)
+        return known
+
+
+def _remember(key: tuple, entry: _Entry) -> None:
+    with _lock:
+        _plans[key] = (entry, *_plans.get(key, ())[: PLANS_PER_CODE - 1])
+        _plans.move_to_end(key)
+        if len(_plans) > CODES:
+            _plans.popitem(last=False)
+
+
+def _promote(key: tuple, entry: _Entry) -> None:
+    """The plan that held last is tried first."""
+    with _lock:
+        entries = _plans.get(key, ())
+        _plans[key] = (entry, *(other for other in entries if other is not entry))

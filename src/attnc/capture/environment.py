@@ -1,0 +1,322 @@
+"""Rebuilding a mod so that all it reads of the outside world is seen: `Environment.wrap`.
+
+A function is rebuilt around the same code with its closure cells, globals and defaults wrapped; an object becomes a stand-in
+of a subclass of its class whose attributes are wrapped when they are read; tuples, lists and dicts are rebuilt; ints and
+floats become number proxies. Each read writes its access and its condition into the plan. Tensors stay as they are: the tracer's
+modes find them. What reads in ways that cannot be listed (foreign C calls, class attributes, …) is left as it is and
+makes the plan give up.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import types
+from collections import OrderedDict
+from typing import Any
+
+import torch
+
+from attnc.capture.code import IMPURE_BUILTINS, PURE_MODULES, is_pure_builtin, is_trusted_function, writes_outside
+from attnc.capture.numbers import NumberProxy, concrete
+from attnc.capture.objects import object_standin
+from attnc.capture.reads import Node, Plan
+from attnc.capture.trace import Tracer, refuse
+from attnc.errors import UnsupportedModError
+
+LARGEST_CONTAINER = 256
+
+_ATOMS = (type(None), bool, str, bytes, type(Ellipsis), torch.dtype, torch.device, torch.layout, torch.memory_format, slice, range)
+_CLASSES = (int, float, bool, complex, str, tuple, list, dict, set, frozenset, range, slice, enumerate, zip, map, filter)
+_CLASSES += (reversed, object, type, torch.Tensor, torch.nn.Parameter, torch.Size, torch.nn.Module, functools.partial)
+
+
+class Environment:
+    """The outside world of one trace."""
+
+    def __init__(self, tracer: Tracer):
+        self.tracer = tracer
+        self.plan: Plan = tracer.plan
+        self._known: dict[int, tuple[object, Any, Node]] = {}  # by id: the object itself, what stands for it, its first read
+        self._globals: dict[int, LoggedGlobals] = {}
+        self._cells: dict[int, tuple[object, types.CellType, str]] = {}
+        self._containers: list[tuple[Any, Any]] = []  # rebuilt container, shallow copy: a mod must not write to it
+
+    def read(self, value: Any, parent: Node, access: str, name: str) -> Any:
+        """Wraps `value`, which is read from `parent` by `access` (with `{}` for the parent)."""
+        return self.wrap(value, self.plan.read(access.format(parent.variable), name))
+
+    def wrap(self, value: Any, node: Node) -> Any:
+        """What stands for `value`, read as `node`, while the mod is traced."""
+        plan, variable = self.plan, node.variable
+        kind = type(value)
+        if isinstance(value, torch.Tensor):
+            plan.require(f"isinstance({variable}, Tensor)")
+            self.tracer.saw(value, node)
+            return value
+        if kind is int or kind is float:
+            plan.require(f"type({variable}) is {kind.__name__}")
+            return NumberProxy(plan, ("read", node), value)
+        if value is None or kind is bool or value is Ellipsis or isinstance(value, (enum.Enum, torch.dtype)):
+            plan.require(f"{variable} is {plan.constant(value)}")
+            return value
+        if kind in _ATOMS or isinstance(value, (int, float, str, frozenset)) or kind.__module__ == "numpy":
+            return self._equal(value, node)
+        known = self._known.get(id(value))
+        if known is not None:
+            plan.require(f"{variable} is {known[2].variable}")
+            return known[1]
+        wrapped = self._wrap_new(value, kind, node)
+        self._known.setdefault(id(value), (value, wrapped, node))
+        return wrapped
+
+    def _equal(self, value: Any, node: Node) -> Any:
+        if hasattr(value, "__array__") and getattr(value, "ndim", 0):
+            return self.opaque(value, "a captured NumPy array")
+        plan = self.plan
+        plan.require(f"type({node.variable}) is {plan.constant(type(value))} and {node.variable} == {plan.constant(value)}")
+        return value
+
+    def _wrap_new(self, value: Any, kind: type, node: Node) -> Any:
+        if kind is types.FunctionType:
+            return self._function(value, node)
+        if kind is types.MethodType:
+            return self._method(value, node)
+        if kind is functools.partial:
+            return self._partial(value, node)
+        if kind in (tuple, list, dict, OrderedDict, set) or (isinstance(value, tuple) and hasattr(kind, "_make")):
+            return self._container(value, kind, node)
+        if kind is types.ModuleType:
+            return self._module(value, node)
+        if kind is functools._lru_cache_wrapper:
+            return self._cached_function(value, node)
+        if is_pure_builtin(value) or (isinstance(value, type) and self._is_harmless_class(value)):
+            return self._same(value, node)
+        if kind.__module__.partition(".")[0] == "torch" and not isinstance(value, torch.nn.Module):
+            return self._same(value, node)
+        if isinstance(value, type):
+            return self.opaque(value, f"the class {value.__qualname__}")
+        standin = object_standin(self, value, node)
+        return self.opaque(value, f"an object of {kind.__qualname__}") if standin is None else standin
+
+    @staticmethod
+    def _is_harmless_class(value: type) -> bool:
+        return value in _CLASSES or issubclass(value, (enum.Enum, BaseException)) or value.__module__.startswith("torch")
+
+    def opaque(self, value: Any, what: str) -> Any:
+        """`value` as it is: what the mod reads of it cannot be listed."""
+        self.plan.give_up(f"the mod uses {what}, whose reads cannot be listed")
+        return value
+
+    def _same(self, value: Any, node: Node) -> Any:
+        self.plan.require(f"{node.variable} is {self.plan.constant(value)}")
+        return value
+
+    # -- functions ----------------------------------------------------------------------------------------------------
+
+    def _function(self, function: types.FunctionType, node: Node) -> Any:
+        if is_trusted_function(function):
+            return self._same(function, node)
+        code = function.__code__
+        plan, variable = self.plan, node.variable
+        plan.require(f"type({variable}) is function and {variable}.__code__ is {plan.constant(code)}")
+        if reason := writes_outside(code):
+            return self.opaque(function, f"the function {code.co_qualname}, which {reason}")
+        cells = tuple(types.CellType() for _ in code.co_freevars)
+        world = self._globals_of(function, node)
+        rebuilt = types.FunctionType(code, world, function.__name__, None, cells)
+        rebuilt.__qualname__ = function.__qualname__
+        self._known[id(function)] = (function, rebuilt, node)
+        shared = [self._cell(function, index, node) for index in range(len(cells))]
+        if any(old is not None for old in shared):
+            cells = tuple(new if old is None else old for old, new in zip(shared, cells, strict=True))
+            rebuilt = types.FunctionType(code, world, function.__name__, None, cells)
+            self._known[id(function)] = (function, rebuilt, node)
+        for index, (old, cell) in enumerate(zip(shared, cells, strict=True)):
+            if old is None:
+                self._fill(function, index, cell, node)
+        self._defaults(function, rebuilt, node)
+        for name, value in function.__dict__.items():
+            rebuilt.__dict__[name] = self.read(value, node, f"{{}}.{name}", f"{function.__name__}.{name}")
+        return rebuilt
+
+    def _cell(self, function: types.FunctionType, index: int, node: Node) -> types.CellType | None:
+        """The wrapped cell, where another function of this trace closes over the same one."""
+        assert function.__closure__ is not None
+        known = self._cells.get(id(function.__closure__[index]))
+        if known is None:
+            return None
+        self.plan.require(f"{node.variable}.__closure__[{index}] is {known[2]}")
+        return known[1]
+
+    def _fill(self, function: types.FunctionType, index: int, cell: types.CellType, node: Node) -> None:
+        assert function.__closure__ is not None
+        real = function.__closure__[index]
+        access = f"{node.variable}.__closure__[{index}]"
+        self._cells[id(real)] = (real, cell, access)
+        try:
+            contents = real.cell_contents
+        except ValueError:
+            self.plan.give_up("a closure variable that has no value yet")
+            return
+        name = function.__code__.co_freevars[index]
+        if name == "__class__":
+            cell.cell_contents = self.opaque(contents, "super()")
+            return
+        cell.cell_contents = self.read(contents, node, f"{{}}.__closure__[{index}].cell_contents", name)
+
+    def _defaults(self, function: types.FunctionType, rebuilt: types.FunctionType, node: Node) -> None:
+        code = function.__code__
+        plan, variable = self.plan, node.variable
+        defaults = function.__defaults__ or ()
+        if defaults or code.co_argcount:
+            plan.require(f"len({variable}.__defaults__ or ()) == {len(defaults)}")
+        names = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
+        rebuilt.__defaults__ = tuple(
+            self.read(value, node, f"{{}}.__defaults__[{i}]", name) for i, (value, name) in enumerate(zip(defaults, names, strict=True))
+        )
+        if function.__kwdefaults__:
+            plan.require(f"tuple({variable}.__kwdefaults__) == {tuple(function.__kwdefaults__)!r}")
+            rebuilt.__kwdefaults__ = {
+                name: self.read(value, node, f"{{}}.__kwdefaults__[{name!r}]", name)
+                for name, value in function.__kwdefaults__.items()
+            }
+        elif code.co_kwonlyargcount:
+            plan.require(f"not {variable}.__kwdefaults__")
+
+    def _globals_of(self, function: types.FunctionType, node: Node) -> LoggedGlobals:
+        real = function.__globals__
+        if id(real) not in self._globals:
+            self._globals[id(real)] = LoggedGlobals(self, real, f"{node.variable}.__globals__")
+        else:
+            self.plan.require(f"{node.variable}.__globals__ is {self._globals[id(real)].access}")
+        return self._globals[id(real)]
+
+    def _method(self, method: types.MethodType, node: Node) -> Any:
+        self.plan.require(f"type({node.variable}) is method")
+        first = method.__func__.__code__.co_varnames[:1] if isinstance(method.__func__, types.FunctionType) else ()
+        owner = self.read(method.__self__, node, "{}.__self__", first[0] if first else "self")
+        function = self.read(method.__func__, node, "{}.__func__", node.name)
+        return types.MethodType(function, owner)
+
+    def _partial(self, partial: functools.partial, node: Node) -> Any:
+        plan, variable = self.plan, node.variable
+        plan.require(f"type({variable}) is {plan.constant(functools.partial)} and len({variable}.args) == {len(partial.args)}")
+        plan.require(f"tuple({variable}.keywords) == {tuple(partial.keywords)!r}")
+        function = self.read(partial.func, node, "{}.func", node.name)
+        code = getattr(partial.func, "__code__", None)
+        names = code.co_varnames if code is not None else ()
+        args = [
+            self.read(value, node, f"{{}}.args[{i}]", names[i] if i < len(names) else f"args[{i}]")
+            for i, value in enumerate(partial.args)
+        ]
+        keywords = {
+            name: self.read(value, node, f"{{}}.keywords[{name!r}]", name) for name, value in partial.keywords.items()
+        }
+        return functools.partial(function, *args, **keywords)
+
+    def _cached_function(self, function: Any, node: Node) -> Any:
+        """An `lru_cache`: calls with tensors go to the function itself, others to the cache, as a read of its own."""
+        inner = self.read(function.__wrapped__, node, "{}.__wrapped__", node.name)
+
+        def call(*args, **kwargs):
+            everything = [*args, *kwargs.values()]
+            if kwargs or any(isinstance(value, torch.Tensor) for value in everything):
+                return inner(*args, **kwargs)
+            plain = [concrete(value) for value in args]
+            with torch.utils._python_dispatch._disable_current_modes():
+                result = function(*plain)
+            constants = ", ".join(self.plan.constant(value) for value in plain)
+            return self.read(result, node, f"{{}}({constants})", f"{node.name}({', '.join(map(str, plain))})")
+
+        return call
+
+    # -- containers and modules ---------------------------------------------------------------------------------------
+
+    def _container(self, value: Any, kind: type, node: Node) -> Any:
+        plan, variable = self.plan, node.variable
+        if len(value) > LARGEST_CONTAINER or kind is set:
+            return self.opaque(value, f"a {kind.__name__} of {len(value)} items")
+        plan.require(f"type({variable}) is {plan.constant(kind)} and len({variable}) == {len(value)}")
+        if kind in (dict, OrderedDict):
+            if not all(isinstance(key, (str, int, float, bool, tuple, type(None), torch.dtype, enum.Enum)) for key in value):
+                return self.opaque(value, "a dict with keys of other types than str and int")
+            if value:
+                plan.require(f"tuple({variable}) == {plan.constant(tuple(value))}")
+            rebuilt: Any = kind()
+            self._known[id(value)] = (value, rebuilt, node)
+            for key, item in value.items():
+                rebuilt[key] = self.read(item, node, f"{{}}[{plan.constant(key)}]", f"{node.name}[{key!r}]")
+        elif kind is list:
+            rebuilt = []
+            self._known[id(value)] = (value, rebuilt, node)
+            rebuilt.extend(self._items(value, node))
+        else:
+            rebuilt = tuple(self._items(value, node))
+            return rebuilt if kind is tuple else kind._make(rebuilt)  # type: ignore[attr-defined]
+        self._containers.append((rebuilt, rebuilt.copy()))
+        return rebuilt
+
+    def _items(self, value: Any, node: Node):
+        for index, item in enumerate(value):
+            yield self.read(item, node, f"{{}}[{index}]", f"{node.name}[{index}]")
+
+    def check_unwritten(self) -> None:
+        """Refuses a mod that changed a captured list or dict: the change was made to a copy."""
+        for rebuilt, before in self._containers:
+            same = len(rebuilt) == len(before)
+            if same and isinstance(rebuilt, dict):
+                same = all(rebuilt.get(key, self) is value for key, value in before.items())
+            elif same:
+                same = all(a is b for a, b in zip(rebuilt, before, strict=True))
+            if not same:
+                raise refuse(UnsupportedModError, f"a mod writes to a captured {type(rebuilt).__name__}", "write it outside of the mod")
+
+    def _module(self, module: types.ModuleType, node: Node) -> Any:
+        self._same(module, node)
+        if module.__name__.partition(".")[0] in PURE_MODULES:
+            return module
+        return LoggedModule(self, module, node)
+
+
+class LoggedGlobals(dict):
+    """A function's globals, wrapped as they are read. `LOAD_GLOBAL` asks `__getitem__` of a dict subclass."""
+
+    def __init__(self, environment: Environment, real: dict[str, Any], access: str):
+        hidden = ("__builtins__", "__name__", "__package__", "__spec__", "__loader__", "__path__", "__file__")
+        super().__init__({name: real[name] for name in hidden if name in real})
+        self.environment = environment
+        self.real = real
+        self.access = access
+        self._seen: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name in self._seen:
+            return self._seen[name]
+        plan = self.environment.plan
+        if name not in self.real:
+            plan.require(f"{name!r} not in {self.access}")
+            if name in IMPURE_BUILTINS:
+                plan.give_up(f"the mod calls {name}()")
+            raise KeyError(name)
+        node = plan.read(f"{self.access}[{name!r}]", name)
+        value = self._seen[name] = self.environment.wrap(self.real[name], node)
+        return value
+
+
+class LoggedModule(types.ModuleType):
+    """A Python module, its names wrapped as they are read."""
+
+    def __init__(self, environment: Environment, module: types.ModuleType, node: Node):
+        super().__init__(module.__name__)
+        self.__dict__["_attnc_state"] = (environment, module, node, {})
+
+    def __getattribute__(self, name: str) -> Any:
+        environment, module, node, seen = object.__getattribute__(self, "__dict__")["_attnc_state"]
+        if name in seen:
+            return seen[name]
+        if name not in vars(module):
+            environment.plan.give_up(f"the mod reads {module.__name__}.{name}, which the module makes when asked")
+            return getattr(module, name)
+        seen[name] = environment.read(vars(module)[name], node, f"{{}}.{name}", f"{node.name}.{name}")
+        return seen[name]
