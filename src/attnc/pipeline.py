@@ -17,13 +17,20 @@ from __future__ import annotations
 
 import functools
 import importlib
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from attnc import knobs
-from attnc.errors import IRSyntaxError, LoweringError, UnknownPassError
+from attnc.errors import (
+    AttncError,
+    CaptureIndexError,
+    LoweringError,
+    ModDivisionError,
+    UnknownPassError,
+)
 from attnc.target import Target
 
 if TYPE_CHECKING:
@@ -93,28 +100,6 @@ def lower(module: ModuleOp, target: Target, observe: Observer | None = None) -> 
         run_pass(module, name, target)
         if observe is not None:
             observe(name, module)
-    return module
-
-
-def parse(text: str, filename: str = "<text>") -> ModuleOp:
-    """Read and verify MLIR text of any stage. Raises `IRSyntaxError` with the place."""
-    from xdsl.parser import Parser
-    from xdsl.utils.exceptions import ParseError, VerifyException
-
-    from attnc.dialects.context import build_context
-
-    try:
-        module = Parser(build_context(), text, filename).parse_module()
-        module.verify()
-    except ParseError as error:
-        start = error.span.start
-        begin = text.rfind("\n", 0, start) + 1
-        source = text[begin:].split("\n", 1)[0]
-        line = text.count("\n", 0, start) + 1
-        raise IRSyntaxError(error.msg, filename=filename, line=line, column=start - begin + 1, source=source) from None
-    except (VerifyException, AssertionError, ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
-        message = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise IRSyntaxError(f"the module does not verify: {message}", filename=filename) from error
     return module
 
 
@@ -193,6 +178,51 @@ def _dumper() -> Observer | None:
         (directory / f"{number:03}-{stage}.mlir").write_text(str(module) + "\n")
 
     return write
+
+
+# -- faults ---------------------------------------------------------------------------------------------------------------
+def locate(module: ModuleOp, target: Target, words: Sequence[int | float]) -> AttncError:
+    """The error for a kernel that reported a fault when run on `words`: where it happened first. `module` is at its last stage."""
+    import ctypes
+
+    from attnc.codegen.llvm.compile import to_object
+    from attnc.codegen.llvm.locate import RESULT_WORDS, locator
+    from attnc.codegen.llvm.record import kernel_record
+    from attnc.dialects.tile import KernelOp
+    from attnc.runtime.abi import KernelRecord
+    from attnc.runtime.objects import LoadedObjects
+
+    kernel = next(op for op in module.body.block.ops if isinstance(op, KernelOp))
+    record = KernelRecord.from_json(kernel_record(kernel, 0))
+    values = list(words)
+    place = 0
+    for argument in record.arguments:
+        if argument.role == "group":
+            values[place] = 1  # one query head a task: tasks then follow each other in the order of (b, h, q)
+        place += 1 + 2 * argument.rank if argument.kind == "buffer" else 1
+    packed = bytearray(struct.pack(record.format, *values))
+    result = (ctypes.c_int64 * RESULT_WORDS)()
+    found = locator(kernel, module, target)
+    name = f"{record.name}.locate"
+    loaded = LoadedObjects([to_object(found.text, target)], [name])
+    function = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(loaded.addresses[name])
+    function(ctypes.addressof(ctypes.c_char.from_buffer(packed)), ctypes.addressof(result))
+    if not result[0]:
+        return CaptureIndexError("an index into a captured tensor is out of range (it depends on the score)")
+    cause, dim, index, size, row, position, _ = result[1:8]
+    batch, head, query = result[8], result[9], result[10] + row
+    label = found.causes[cause]
+    if label is None:
+        return ModDivisionError(f"integer division by zero at b={batch}, h={head}, q={query}, k={position}")
+    return CaptureIndexError.at(tensor=label, dim=dim, size=size, index=index, position=(batch, head, query, position))
+
+
+def locate_attention(record: Any, signature: Signature, words: Sequence[int | float]) -> AttncError:
+    """`locate` for captured mods and the signature of a call."""
+    from attnc.capture.to_torch import to_torch
+
+    target = Target.host()
+    return locate(lower(to_torch(record, signature), target), target, words)
 
 
 def stages_text(module: ModuleOp, target: Target) -> dict[str, str]:
