@@ -1,4 +1,4 @@
-"""The kernels of tests/tile that are not softmax attention: inputs for each, and what NumPy makes of them in f64."""
+"""The kernels of tests/tile: inputs for each, and what NumPy makes of them in f64. KERNELS are no softmax attention."""
 
 from __future__ import annotations
 
@@ -74,3 +74,25 @@ SIZES = [(1, 1), (36, 80), (50, 131), (131, 50), (200, 257)]
 def tolerance(out: np.ndarray, expected: np.ndarray) -> float:
     """The largest difference allowed: a few roundings of sums whose terms are about as large as the result."""
     return 60 * float(np.finfo(out.dtype).eps) * max(1.0, float(np.abs(expected).max()))
+
+
+def attention(query: np.ndarray, key: np.ndarray, value: np.ndarray, scale: float, slopes: np.ndarray):
+    """Causal attention with ALiBi, dense, in f64: (out, lse)."""
+    query, key, value = (array.astype(np.float64) for array in (query, key, value))
+    ratio = query.shape[1] // key.shape[1]
+    key, value = np.repeat(key, ratio, axis=1), np.repeat(value, ratio, axis=1)
+    q, k = np.arange(query.shape[2])[:, None], np.arange(key.shape[2])[None, :]
+    scores = scale * query @ key.swapaxes(-1, -2) + slopes.astype(np.float64)[:, None, None] * (k - q)
+    scores = np.where(q >= k, scores, -np.inf)
+    top = scores.max(axis=-1, keepdims=True)
+    weights = np.exp(scores - top)
+    total = weights.sum(axis=-1, keepdims=True)
+    return weights / total @ value, (top + np.log(total))[..., 0]
+
+
+def attention_inputs(rng: np.random.Generator, batch: int, heads: int, kv_heads: int, queries: int, keys: int):
+    """Query, key, value and slopes for the attention kernels, whose head dim is 64."""
+    query = rng.standard_normal((batch, heads, queries, 64), np.float32)
+    key, value = (rng.standard_normal((batch, kv_heads, keys, 64), np.float32) for _ in range(2))
+    slopes = 2.0 ** -(np.arange(heads, dtype=np.float32) + 1)
+    return query, key, value, slopes
