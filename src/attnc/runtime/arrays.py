@@ -99,6 +99,27 @@ def describe(array: Any, argument: Argument) -> tuple[int, str, tuple[int, ...],
     return interface["data"][0], array.dtype.name, array.shape, tuple(stride // size for stride in array.strides)
 
 
+def empty_like(model: Any, argument: Argument, shape: Sequence[int], strides: Sequence[int] | None) -> Any:
+    """A new array for a result: of `argument`'s dtype, dense in the order of `strides` (row-major where None), a torch tensor
+    if `model` is one, else a numpy array."""
+    dtype = DTYPES[argument.dtype]
+    if hasattr(model, "data_ptr"):
+        import torch
+
+        element = getattr(torch, dtype)
+        if strides is None:
+            return torch.empty(tuple(shape), dtype=element, device="cpu")
+        return torch.empty_strided(tuple(shape), tuple(strides), dtype=element, device="cpu")
+    import numpy
+
+    element = model.dtype if model.dtype.name == dtype else numpy.dtype(dtype)
+    if strides is None:
+        return numpy.empty(shape, element)
+    order = sorted(range(len(shape)), key=lambda dim: (-strides[dim], dim))
+    dense = numpy.empty([shape[dim] for dim in order], element)
+    return dense.transpose([order.index(dim) for dim in range(len(shape))])
+
+
 def _broadcast(
     argument: Argument, sizes: Sequence[int], strides: Sequence[int], shape: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:

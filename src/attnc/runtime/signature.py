@@ -12,9 +12,9 @@ ANY = "?x?x?x?"
 class Signature:
     """The compile-time part of a call, mods and captures aside (their record holds that). A part of every cache key.
 
-    `dtype` is MLIR's name (`f64`, `f32`, `f16`, `bf16`), `head_dim` E and `value_dim` Ev. Of the strides only whether the last one
-    is 1 is fixed (`UNIT` or `ANY`), so that other layouts compile nothing. `block_size` is (Q_BLOCK_SIZE, KV_BLOCK_SIZE) where a
-    BlockMask's lists are passed, else None.
+    `dtype` is MLIR's name (`f64`, `f32`, `f16`, `bf16`), `head_dim` E and `value_dim` Ev. Of the strides only whether the last
+    one is 1 is fixed (`UNIT` or `ANY`), so that other layouts compile nothing. `block_size` is (Q_BLOCK_SIZE, KV_BLOCK_SIZE)
+    where a BlockMask's lists are passed, else None.
     """
 
     dtype: str

@@ -1,0 +1,57 @@
+"""attnc: a compiler for attention. `flex_attention` with your own score and mask mods, as one native kernel."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from attnc.capture.block_mask import BlockMask as BlockMask
+    from attnc.capture.block_mask import and_masks as and_masks
+    from attnc.capture.block_mask import create_block_mask as create_block_mask
+    from attnc.capture.block_mask import or_masks as or_masks
+    from attnc.errors import AttncError as AttncError
+    from attnc.flex import flex_attention as flex_attention
+    from attnc.lowered import Lowered as Lowered
+    from attnc.lowered import from_text as from_text
+    from attnc.lowered import lower as lower
+
+__version__ = "0.1.0"
+
+# Public name -> its module, which is imported when the name is first asked for: `import attnc` needs neither torch nor xdsl.
+_PUBLIC = {
+    "flex_attention": "attnc.flex",
+    "lower": "attnc.lowered",
+    "from_text": "attnc.lowered",
+    "Lowered": "attnc.lowered",
+    "BlockMask": "attnc.capture.block_mask",
+    "create_block_mask": "attnc.capture.block_mask",
+    "and_masks": "attnc.capture.block_mask",
+    "or_masks": "attnc.capture.block_mask",
+    "AttncError": "attnc.errors",
+}
+
+__all__ = [
+    "AttncError",
+    "BlockMask",
+    "Lowered",
+    "__version__",
+    "and_masks",
+    "create_block_mask",
+    "flex_attention",
+    "from_text",
+    "lower",
+    "or_masks",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'attnc' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_PUBLIC[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PUBLIC})

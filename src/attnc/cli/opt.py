@@ -1,0 +1,56 @@
+"""`attnc opt`: run passes on MLIR text, in the manner of mlir-opt."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, allow_dash=True), default="-")
+@click.option("--passes", "-p", default="", help="Passes to run in this order, separated by commas. None: read, verify, print.")
+@click.option("--print-ir-after-all", is_flag=True, help="Print the module after each pass to stderr.")
+@click.option("--list", "list_passes", is_flag=True, help="Print the names of all passes and end.")
+@click.option("--output", "-o", type=click.Path(dir_okay=False, allow_dash=True), default="-", help="Where the result goes.")
+def opt(file: str, passes: str, print_ir_after_all: bool, list_passes: bool, output: str) -> None:
+    """Run passes on the MLIR text of FILE (- is stdin) and print the result.
+
+    A module that does not parse or verify gets file:line:col, its line and a caret, and exit code 1.
+    """
+    from attnc import pipeline
+    from attnc.errors import AttncError, UnknownPassError
+
+    if list_passes:
+        click.echo("\n".join(pipeline.STAGES))
+        return
+    names = [name for part in passes.split(",") if (name := part.strip())]
+    for name in names:
+        if name not in pipeline.STAGES:
+            raise UnknownPassError.named(name, pipeline.STAGES)
+
+    from attnc.mlir_text import parse_module
+    from attnc.target import Target
+
+    filename = "<stdin>" if file == "-" else file
+    try:
+        text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise click.ClickException(f"{filename}: {error}") from None
+    module = parse_module(text, filename)
+    target = Target.host()
+    for name in names:
+        try:
+            pipeline.run_pass(module, name, target)
+        except AttncError as error:
+            click.echo(f"{filename}: error: pass {name}: {error}", err=True)
+            sys.exit(1)
+        except Exception as error:  # whatever a pass meets in a strange module, the user gets one line
+            first = (str(error).strip().splitlines() or [""])[0]
+            click.echo(f"{filename}: error: pass {name}: {type(error).__name__}: {first}", err=True)
+            sys.exit(1)
+        if print_ir_after_all:
+            click.echo(f"// -----// IR after {name} //----- //\n{module}\n", err=True)
+    with click.open_file(output, "w", encoding="utf-8") as stream:
+        stream.write(f"{module}\n")

@@ -1,0 +1,247 @@
+"""`flex_attention`: torch's signature, compiled for the CPU.
+
+A call goes: check the tensors → find the layout (by sizes and strides, remembered) → capture the mods → find the program
+(remembered, else on disk, else compiled) → allocate the results → launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from attnc import programs
+from attnc.errors import ArgumentsError, CaptureIndexError, DeviceError, DtypeError, TorchMissingError
+
+try:
+    import torch
+    from torch import Tensor
+except ImportError as error:
+    raise TorchMissingError("attnc.flex_attention needs torch, which is not installed") from error
+
+from attnc import checks
+from attnc.capture.capture import capture
+from attnc.checks import DTYPES, PLAIN_KEYS, dispatch_keys
+from attnc.runtime.attention import Layout
+from attnc.runtime.signature import ANY, UNIT, Signature
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import AuxRequest, FlexKernelOptions
+
+    from attnc.capture.record import Record
+
+
+class Call:
+    """One call, checked and captured: everything but its program and its results."""
+
+    __slots__ = ("blocks", "captures", "key", "layout", "numbers", "query", "record", "scale", "signature", "value")
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    scale: float
+    layout: Layout
+    signature: Signature
+    record: Record
+    captures: Sequence[Tensor]
+    numbers: Sequence[int | float]
+    blocks: Tensor | None
+
+
+def flex_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    score_mod: Callable[..., Any] | None = None,
+    block_mask: Any = None,
+    scale: float | Tensor | None = None,
+    enable_gqa: bool = False,
+    return_lse: bool = False,
+    kernel_options: FlexKernelOptions | dict[str, Any] | None = None,
+    *,
+    return_aux: AuxRequest | None = None,
+    mask_mod: Callable[..., Any] | None = None,
+) -> Any:
+    """Attention with your own score and mask, as `torch.nn.attention.flex_attention.flex_attention`, compiled for the CPU.
+
+        s[b,h,q,k] = score_mod(scale * query[b,h,q] · key[b,h//G,k], b, h, q, k), -inf where not mask_mod(b, h, q, k)
+        out[b,h,q] = sum_k softmax_k(s) * value[b,h//G,k];  0 where all keys are masked
+
+    Arguments:
+        query: [B, Hq, Sq, E], of dtype f64, f32, f16 or bf16 and any strides.
+        key, value: [B, Hkv, Skv, E] and [B, Hkv, Skv, Ev] of the same dtype; B may be 1; G = Hq / Hkv.
+        score_mod: (score, b, h, q_idx, kv_idx) -> score. The score is f32 (f64 for f64), the indices are int32 scalars.
+        block_mask: a BlockMask of torch or of attnc. Only its listed blocks are computed.
+        scale: a number or a 0-d tensor; 1/√E where None.
+        enable_gqa: lets Hq be a multiple of Hkv.
+        return_lse: also return the natural logarithm of the sum of exponentials, [B, Hq, Sq], f32 (f64 for f64).
+        kernel_options: torch's keys are accepted and have no effect.
+        return_aux: `AuxRequest(lse=…, max_scores=…)`: return `(out, AuxOutput)`.
+        mask_mod: (b, h, q_idx, kv_idx) -> bool; needs no BlockMask. With both, both must hold.
+
+    Returns out [B, Hq, Sq, Ev] in query's dtype and order of strides; `(out, lse)` or `(out, AuxOutput)` if asked.
+
+    Raises a class of `attnc.errors` before anything runs: ShapeError, DtypeError, DeviceError, GradientNotImplementedError,
+    UnsupportedModError, BlockMaskError, …; CaptureIndexError where a mod indexes a captured tensor out of range.
+    """
+    call = checked_call(
+        query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse, kernel_options, return_aux, mask_mod
+    )
+    out, lse, max_scores = run(call)
+    if return_aux is not None:
+        from torch.nn.attention.flex_attention import AuxOutput
+
+        return out, AuxOutput(lse=lse, max_scores=max_scores)
+    return (out, lse) if return_lse else out
+
+
+# torch.compile leaves its graph for this call and runs it as it is.
+flex_attention._torchdynamo_disable = True  # type: ignore[attr-defined]
+flex_attention._torchdynamo_disable_msg = "attnc.flex_attention is compiled by attnc"  # type: ignore[attr-defined]
+
+
+def requested(return_aux: Any, return_lse: bool) -> tuple[bool, bool]:
+    """(lse, max_scores) of an AuxRequest. Raises `ArgumentsError`."""
+    if return_lse:
+        raise ArgumentsError("both return_lse and return_aux are given", remedy="pass return_aux=AuxRequest(lse=True) alone")
+    try:
+        return bool(return_aux.lse), bool(return_aux.max_scores)
+    except AttributeError:
+        raise ArgumentsError(
+            f"return_aux is {return_aux!r}", remedy="pass torch.nn.attention.flex_attention.AuxRequest(lse=…, max_scores=…)"
+        ) from None
+
+
+def checked_call(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    score_mod: Callable[..., Any] | None,
+    block_mask: Any,
+    scale: float | Tensor | None,
+    enable_gqa: bool,
+    return_lse: bool,
+    kernel_options: Any,
+    return_aux: Any,
+    mask_mod: Callable[..., Any] | None,
+) -> Call:
+    """Check the arguments of `flex_attention` and capture its mods. Raises classes of `attnc.errors`."""
+    if kernel_options is not None:
+        checks.check_kernel_options(kernel_options)
+    want_lse, want_max = (return_lse, False) if return_aux is None else requested(return_aux, return_lse)
+    checks.check_modes()
+    if not (
+        isinstance(query, Tensor)
+        and isinstance(key, Tensor)
+        and isinstance(value, Tensor)
+        and dispatch_keys(query).raw_repr() in PLAIN_KEYS
+        and dispatch_keys(key).raw_repr() in PLAIN_KEYS
+        and dispatch_keys(value).raw_repr() in PLAIN_KEYS
+    ):
+        query = checks.plain_tensor("query", query)
+        key = checks.plain_tensor("key", key)
+        value = checks.plain_tensor("value", value)
+        if not query.device == key.device == value.device:
+            raise DeviceError(f"query, key and value are on {query.device}, {key.device} and {value.device}")
+    if torch.is_autocast_enabled("cpu"):
+        dtype = torch.get_autocast_dtype("cpu")
+        query, key, value = (checks.autocast(tensor, dtype) for tensor in (query, key, value))
+    element = query.dtype
+    if not (key.dtype is element and value.dtype is element and element in DTYPES):
+        raise DtypeError(f"query, key and value have dtypes {query.dtype}, {key.dtype} and {value.dtype}")
+    checks.check_gradients((("query", query), ("key", key), ("value", value)))
+    call = Call()
+    call.query, call.key, call.value = query, key, value
+    call.layout, call.signature = _layout(query, key, value, enable_gqa, want_lse, want_max)
+    call.scale = checks.scale_value(scale, call.signature.head_dim)
+    _capture(call, score_mod, block_mask, mask_mod)
+    return call
+
+
+def _capture(call: Call, score_mod: Any, block_mask: Any, mask_mod: Any) -> None:
+    """Capture the mods and a BlockMask's lists into `call`."""
+    call.blocks = None
+    if block_mask is not None:
+        mask_mod = _read_block_mask(call, block_mask, mask_mod)
+    score_dtype = torch.float64 if call.query.dtype is torch.float64 else torch.float32
+    call.record, call.captures, call.numbers, _ = capture(score_mod, mask_mod, score_dtype=score_dtype)
+    if call.captures:
+        names = (f"captured tensor '{type_.name}'" for type_ in call.record.captures)
+        checks.check_gradients(zip(names, call.captures, strict=True))
+
+
+def _read_block_mask(call: Call, block_mask: Any, mask_mod: Any) -> Any:
+    """Put a BlockMask's classes into `call`; returns the mask_mod that is left to apply."""
+    raise NotImplementedError("BlockMask")
+
+
+_layouts: dict[Any, tuple[Layout, Signature]] = {}
+_LAYOUTS_KEPT = 4096
+
+
+def _layout(
+    query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool, want_lse: bool, want_max: bool
+) -> tuple[Layout, Signature]:
+    """The layout and the signature (without a BlockMask) of these tensors' sizes and strides, remembered."""
+    sizes = query.shape, key.shape, value.shape
+    strides = query.stride(), key.stride(), value.stride()
+    known = sizes, strides, query.dtype, enable_gqa, want_lse, want_max
+    found = _layouts.get(known)
+    if found is None:
+        buffers = [(tuple(size), stride) for size, stride in zip(sizes, strides, strict=True)]
+        layout = Layout(*buffers, enable_gqa=bool(enable_gqa))
+        signature = Signature(
+            DTYPES[query.dtype],
+            sizes[0][3],
+            sizes[2][3],
+            *(UNIT if stride[-1] == 1 else ANY for stride in strides),
+            return_lse=bool(want_lse),
+            return_max=bool(want_max),
+        )
+        found = layout, signature
+        if len(_layouts) >= _LAYOUTS_KEPT:
+            _layouts.clear()
+        _layouts[known] = found
+    return found
+
+
+def run(call: Call) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Run a prepared call: (out, lse or None, max_scores or None). Compiles if need be. Raises `CaptureIndexError`."""
+    query, layout, signature = call.query, call.layout, call.signature
+    dtype, device = query.dtype, query.device
+    stats = torch.float64 if dtype is torch.float64 else torch.float32
+    out = torch.empty_strided(layout.out_shape, layout.out_strides, dtype=dtype, device=device)
+    lse = torch.empty(layout.lse_shape, dtype=stats, device=device) if signature.return_lse else None
+    max_scores = torch.empty(layout.lse_shape, dtype=stats, device=device) if signature.return_max else None
+    if layout.without_rows or layout.without_keys or not checks.is_plain(query):
+        if layout.without_keys:
+            out.zero_()
+            for statistics in (lse, max_scores):
+                if statistics is not None:
+                    statistics.fill_(-torch.inf)
+        return out, lse, max_scores
+    attention = programs.program(call.record, signature)
+    words: list[int | float] = [query.data_ptr(), *layout.query, call.key.data_ptr(), *layout.key]
+    words += (call.value.data_ptr(), *layout.value, call.scale)
+    for tensor in call.captures:
+        words += (tensor.data_ptr(), *tensor.shape, *tensor.stride())
+    words += call.numbers
+    if call.blocks is not None:
+        words += (call.blocks.data_ptr(), *call.blocks.shape, *call.blocks.stride())
+    words += (out.data_ptr(), *layout.out)
+    for statistics in (lse, max_scores):
+        if statistics is not None:
+            words += (statistics.data_ptr(), *layout.lse)
+    words.append(layout.group)
+    if attention.launch(words, (call, out, lse, max_scores)):
+        raise _index_error(call, words)
+    return out, lse, max_scores
+
+
+def _index_error(call: Call, words: Sequence[int | float]) -> CaptureIndexError:
+    """The error for a call in which a captured tensor was indexed out of range."""
+    from attnc import pipeline
+
+    locate = getattr(pipeline, "locate_fault", None)
+    if locate is None:
+        return CaptureIndexError("a captured tensor is indexed out of range")
+    return CaptureIndexError.at(**locate(call.record, call.signature, words))

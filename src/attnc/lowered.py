@@ -1,0 +1,222 @@
+"""`attnc.lower` and `attnc.from_text`: the road of one call, to be read, edited and taken up again at any stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from attnc import programs
+from attnc.errors import ArgumentsError, CaptureIndexError
+from attnc.runtime import arrays
+from attnc.runtime.abi import Argument
+from attnc.runtime.attention import Attention, Layout
+from attnc.runtime.launch import Kernel
+from attnc.target import Target
+
+if TYPE_CHECKING:
+    from xdsl.dialects.builtin import ModuleOp
+
+    from attnc.pipeline import Code
+
+
+@dataclass
+class Defaults:
+    """What a compiled callable takes where its caller gives nothing: the values of the call that was lowered."""
+
+    scale: float | None = None
+    captures: Sequence[Any] = ()
+    numbers: Sequence[int | float] = ()
+    block_lists: Sequence[Any] = ()
+
+
+@dataclass
+class Lowered:
+    """A program at every stage.
+
+    `stages` maps each stage's name, in order, to its MLIR text; the first is what was put in. Each of these texts, edited or
+    not, is taken up by `from_text`. `llvm_ir` and `assembly` are the code, and `compile()` makes it callable.
+    """
+
+    stages: dict[str, str]
+    defaults: Defaults = field(default_factory=Defaults)
+    _module: ModuleOp | None = field(default=None, repr=False)
+
+    @property
+    def module(self) -> ModuleOp:
+        """The module at its last stage (an xDSL object)."""
+        if self._module is None:
+            from attnc.mlir_text import parse_module
+
+            self._module = parse_module(list(self.stages.values())[-1])
+        return self._module
+
+    @cached_property
+    def code(self) -> Code:
+        """LLVM text and the kernel's record."""
+        from attnc import pipeline
+
+        return pipeline.emit(self.module, Target.host())
+
+    @property
+    def llvm_ir(self) -> str:
+        """The LLVM text that attnc emits: the kernel, then the leaf routines it calls, as two modules."""
+        return self.code.llvm + ("\n; leaf routines, an object of their own\n\n" + self.code.leaves if self.code.leaves else "")
+
+    @cached_property
+    def assembly(self) -> str:
+        """The kernel's assembly for this machine (its leaf routines, common to many kernels, are left out)."""
+        from attnc.codegen.llvm.compile import to_assembly
+
+        return to_assembly(self.code.llvm, Target.host())
+
+    def compile(self) -> CompiledAttention | CompiledKernel:
+        """Compile (or find in the disk cache) what the last stage says: a `CompiledAttention` where the kernel's arguments have
+        roles, else a `CompiledKernel`."""
+
+        def compile_now() -> tuple[list[bytes], dict[str, Any]]:
+            from attnc import pipeline
+
+            return pipeline.to_objects(self.code, Target.host()), self.code.record
+
+        record, objects = programs.cached_objects(("text", list(self.stages.values())[-1]), compile_now)
+        if any(argument.role for argument in record.arguments):
+            return CompiledAttention(Attention(record, objects), self.defaults)
+        return CompiledKernel(Kernel(record, objects))
+
+
+def lower(
+    query: Any,
+    key: Any,
+    value: Any,
+    score_mod: Callable[..., Any] | None = None,
+    block_mask: Any = None,
+    scale: Any = None,
+    enable_gqa: bool = False,
+    return_lse: bool = False,
+    kernel_options: Any = None,
+    *,
+    return_aux: Any = None,
+    mask_mod: Callable[..., Any] | None = None,
+) -> Lowered:
+    """The program of `flex_attention` on the same arguments, at every stage; nothing is run.
+
+    Raises what `flex_attention` raises before it runs.
+    """
+    from attnc import flex, pipeline
+    from attnc.capture import to_torch
+
+    call = flex.checked_call(
+        query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse, kernel_options, return_aux, mask_mod
+    )
+    module = to_torch(call.record, call.signature)
+    stages = pipeline.stages_text(module, Target.host())
+    defaults = Defaults(call.scale, call.captures, call.numbers, [] if call.blocks is None else [call.blocks])
+    return Lowered(stages, defaults, module)
+
+
+def from_text(text: str, filename: str = "<text>") -> Lowered:
+    """The program of MLIR text that any stage printed, edited or not, or that was written by hand; it is taken up at the stage
+    that `attnc.stage` names. Raises `IRSyntaxError` with the place where the text is no valid module, `LoweringError` where it
+    cannot be lowered."""
+    from attnc import pipeline
+    from attnc.mlir_text import parse_module
+
+    module = parse_module(text, filename)
+    return Lowered(pipeline.stages_text(module, Target.host()), _module=module)
+
+
+class CompiledKernel:
+    """A kernel whose arguments have no roles: call it on all of them in order, outputs included, which are written in place."""
+
+    def __init__(self, kernel: Kernel):
+        self._kernel = kernel
+
+    @property
+    def arguments(self) -> tuple[Argument, ...]:
+        """What it takes."""
+        return self._kernel.record.arguments
+
+    def __call__(self, *arguments: Any) -> None:
+        """Run on numpy arrays or CPU torch tensors and Python numbers. Raises `ArgumentsError`, `DtypeError`, `ShapeError`."""
+        arrays.run(self._kernel, arguments)
+
+
+class CompiledAttention:
+    """Attention, compiled: call it on torch tensors or numpy arrays."""
+
+    def __init__(self, attention: Attention, defaults: Defaults):
+        self._attention = attention
+        self._defaults = defaults
+
+    @property
+    def arguments(self) -> tuple[Argument, ...]:
+        """What the kernel takes, results and `group` included."""
+        return self._attention.record.arguments
+
+    def __call__(
+        self,
+        query: Any,
+        key: Any,
+        value: Any,
+        scale: float | None = None,
+        captures: Sequence[Any] = (),
+        numbers: Sequence[int | float] = (),
+        block_lists: Sequence[Any] = (),
+    ) -> Any:
+        """Run on query [B, Hq, Sq, E], key and value as `flex_attention` takes them, torch tensors or numpy arrays.
+
+        scale None is the one it was lowered with, else 1/√E; empty `captures`, `numbers` and `block_lists` (one int8 array
+        [B, H, query blocks, key blocks] of 0 not listed, 1 partial, 2 full; B and H may be 1) are those it was lowered with.
+        Returns out, or a tuple of out, lse, max_scores as far as the program has them, as arrays of query's kind. Raises
+        `ArgumentsError`, `DtypeError`, `ShapeError`, `CaptureIndexError`.
+        """
+        attention = self._attention
+        record = attention.record
+        captures = captures or self._defaults.captures
+        numbers = numbers or self._defaults.numbers
+        block_lists = block_lists or self._defaults.block_lists
+        for what, given, wanted in (
+            ("captures", captures, attention.captures),
+            ("numbers", numbers, attention.numbers),
+            ("block_lists", block_lists, attention.blocks),
+        ):
+            if len(given) != len(wanted):
+                names = ", ".join(argument.describe() for argument in wanted)
+                raise ArgumentsError(f"{what}: {len(given)} given, {len(wanted)} needed", remedy=f"pass {what}=[{names}]")
+        buffers = []
+        for argument, array in zip(record.arguments, (query, key, value), strict=False):
+            address, *rest = arrays.buffer_words(argument, array)
+            buffers.append((address, tuple(rest[:4]), tuple(rest[4:])))
+        layout = Layout(*(buffer[1:] for buffer in buffers))
+        if scale is None:
+            scale = self._defaults.scale if self._defaults.scale is not None else buffers[0][1][3] ** -0.5
+        words: list[int | float] = []
+        for buffer, rest in zip(buffers, (layout.query, layout.key, layout.value), strict=True):
+            words += [buffer[0], *rest]
+        words.append(arrays.scalar_word(record.arguments[record.indices("scale")[0]], scale))
+        for argument, array in zip(attention.captures, captures, strict=True):
+            words += arrays.buffer_words(argument, array)
+        for argument, number in zip(attention.numbers, numbers, strict=True):
+            words.append(arrays.scalar_word(argument, number))
+        for argument, array in zip(attention.blocks, block_lists, strict=True):
+            sizes = arrays.describe(array, argument)[2]
+            words += arrays.buffer_words(argument, array, (*layout.lse_shape[:2], *sizes[-2:]))
+        results = []
+        for index in record.indices("out", "lse", "max"):
+            argument = record.arguments[index]
+            shape, strides = (layout.out_shape, layout.out_strides) if argument.role == "out" else (layout.lse_shape, None)
+            result = arrays.empty_like(query, argument, shape, strides)
+            words += arrays.buffer_words(argument, result)
+            results.append(result)
+        if attention.has_group:
+            words.append(layout.group)
+        if layout.without_rows:
+            pass
+        elif layout.without_keys:
+            for role, result in zip(("out", "lse", "max"), results, strict=False):
+                result[...] = 0.0 if role == "out" else -float("inf")
+        elif attention.launch(words, (query, key, value, captures, block_lists, results)):
+            raise CaptureIndexError("a captured tensor is indexed out of range")
+        return results[0] if len(results) == 1 else tuple(results)

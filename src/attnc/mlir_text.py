@@ -1,0 +1,105 @@
+"""MLIR text in, with the place of every fault: what does not parse, and what parses but does not verify."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from attnc.errors import IRSyntaxError
+
+if TYPE_CHECKING:
+    from xdsl.dialects.builtin import ModuleOp
+    from xdsl.ir import Operation
+
+
+def parse_module(text: str, filename: str = "<text>") -> ModuleOp:
+    """Read and verify a module of any stage. Raises `IRSyntaxError` that names line and column, whatever is wrong with it."""
+    from xdsl.parser import Parser
+    from xdsl.utils.exceptions import ParseError
+
+    from attnc.dialects.context import build_context
+
+    class PlacingParser(Parser):
+        """Remembers where each operation begins."""
+
+        def parse_operation(self) -> Operation:
+            start = self.pos
+            operation = super().parse_operation()
+            places[operation] = start
+            return operation
+
+    places: dict[Operation, int] = {}
+    parser = None
+    try:
+        parser = PlacingParser(build_context(), text, filename)
+        module = parser.parse_module()
+    except ParseError as error:
+        raise _parse_error(error.msg, text, filename, error.span.start) from None
+    except RecursionError:
+        raise _error("nested too deeply", text, filename, 0) from None
+    except Exception as error:  # an operation's own parser met something it did not expect
+        place = parser.pos if parser is not None else 0
+        raise _error(_first_line(error), text, filename, min(place, len(text))) from error
+    verify_module(module, text, filename, places)
+    return module
+
+
+def verify_module(module: ModuleOp, text: str, filename: str, places: dict[Operation, int]) -> None:
+    """Verify, innermost operations first. Raises `IRSyntaxError` at the operation that does not."""
+
+    def visit(operation: Operation) -> None:
+        for region in operation.regions:
+            for block in region.blocks:
+                for inner in block.ops:
+                    visit(inner)
+        try:
+            operation.verify(verify_nested_ops=False)
+        except Exception as error:  # verifiers may meet what they did not expect, too
+            place = places.get(operation, 0)
+            raise _error(f"'{operation.name}' does not verify: {_cause(error)}", text, filename, place) from error
+
+    visit(module)
+    try:
+        module.verify()
+    except Exception as error:
+        raise _error(f"the module does not verify: {_cause(error)}", text, filename, 0) from error
+
+
+def _parse_error(message: str, text: str, filename: str, position: int) -> IRSyntaxError:
+    """xDSL's words, at the place they are about."""
+    if undefined := re.fullmatch(r"values used but not defined: \[(%[^,\]]+).*\]", message.strip()):
+        if found := re.search(re.escape(undefined[1]) + r"\b", text):
+            position = found.start()
+    elif unknown := re.match(r"Operation (\S+) is not registered", message):
+        position = max(text.rfind(unknown[1], 0, position), 0)
+        return _error(message, text, filename, position, remedy=None)
+    elif position >= len(text.rstrip()):
+        message = f"the text ends too early ({message.strip().rstrip('.')})"
+    return _error(message, text, filename, position)
+
+
+def _error(message: str, text: str, filename: str, position: int, remedy: str | None = "") -> IRSyntaxError:
+    begin = text.rfind("\n", 0, position) + 1
+    end = text.find("\n", position)
+    return IRSyntaxError(
+        message.strip().rstrip("."),
+        filename=filename,
+        line=text.count("\n", 0, position) + 1,
+        column=position - begin + 1,
+        source=text[begin : len(text) if end < 0 else end],
+        remedy=remedy,
+    )
+
+
+def _cause(error: BaseException) -> str:
+    """The verifier's own words: xDSL wraps them in a print of the whole module."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return _first_line(error)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    if not lines:
+        return type(error).__name__
+    return lines[0] if not isinstance(error, KeyError) else f"unknown {lines[0]}"

@@ -1,0 +1,98 @@
+"""Compiled programs: in this process, else on disk, else compiled now.
+
+A program is known by the trace record of its mods and the signature of the call. A warm process finds it on disk and imports
+nothing of the compiler.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+from attnc.errors import CompileError
+from attnc.runtime.abi import KernelRecord
+from attnc.runtime.attention import Attention
+from attnc.runtime.cache import Entry, disk_cache, make_key
+from attnc.runtime.signature import Signature
+
+KEPT = 512
+"""Programs kept in a process."""
+
+compiled = 0
+"""How many programs this process has compiled (not found in a cache): tests count with it."""
+
+_programs: OrderedDict[Hashable, Attention] = OrderedDict()
+_lock = threading.Lock()
+_compiling: dict[Hashable, threading.Lock] = {}
+
+
+def program(record: Any, signature: Signature) -> Attention:
+    """The program of a trace `record` (hashable, its `repr` says all) and `signature`. Raises what compiling raises."""
+    key = (record, signature)
+    found = _programs.get(key)
+    if found is not None:
+        return found
+    with _lock:
+        own = _compiling.setdefault(key, threading.Lock())
+    with own:  # so that threads that meet the same new mod compile it once
+        found = _programs.get(key)
+        if found is None:
+            found = _load_or_compile(record, signature)
+            with _lock:
+                _programs[key] = found
+                while len(_programs) > KEPT:
+                    _programs.popitem(last=False)
+    with _lock:
+        _compiling.pop(key, None)
+    return found
+
+
+def forget() -> None:
+    """Drop all programs of this process (what is on disk stays)."""
+    with _lock:
+        _programs.clear()
+
+
+def _load_or_compile(record: Any, signature: Signature) -> Attention:
+    def compile_now() -> tuple[list[bytes], dict[str, Any]]:
+        from attnc import pipeline
+
+        return pipeline.compile_attention(record, signature)
+
+    kernel, objects = cached_objects((record_text(record), signature), compile_now)
+    attention = Attention(kernel, objects)
+    attention.kernel.load()
+    return attention
+
+
+def record_text(record: Any) -> str:
+    """All of a trace record that decides its code; where in the user's files it was written does not."""
+    functions = [
+        function and (function.arguments, [(op.name, op.operands, op.type) for op in function.ops], function.result)
+        for function in (record.score, record.mask)
+    ]
+    return repr((functions, record.captures, record.numbers))
+
+
+def cached_objects(
+    parts: Hashable, compile_now: Callable[[], tuple[list[bytes], dict[str, Any]]]
+) -> tuple[KernelRecord, Sequence[bytes]]:
+    """The record and objects kept on disk under `parts`, else those that `compile_now` makes, which are then kept."""
+    global compiled
+    from attnc.target import Target
+
+    disk = disk_cache()
+    key = make_key(Target.host(), parts) if disk is not None else ""
+    if disk is not None and (entry := disk.get(key)) is not None:
+        try:
+            return KernelRecord.from_json(entry.record), entry.blobs
+        except CompileError:
+            disk.remove(key)  # whole by its checksum, and yet of no use
+    objects, data = compile_now()
+    compiled += 1
+    record = KernelRecord.from_json(data)
+    if disk is not None:
+        disk.put(key, Entry(record.to_json(), tuple(objects)))
+    return record, objects
