@@ -159,9 +159,7 @@ class DimOp(IRDLOperation):
     result = result_def(_INDEX)
 
     def __init__(self, buffer: SSAValue, dimension: int):
-        super().__init__(
-            operands=[buffer], attributes={"dimension": IntegerAttr(dimension, i64)}, result_types=[_INDEX]
-        )
+        super().__init__(operands=[buffer], attributes={"dimension": IntegerAttr(dimension, i64)}, result_types=[_INDEX])
 
     def verify_(self):
         assert isinstance(self.buffer.type, MemRefType)
@@ -327,9 +325,7 @@ class ClassifyOp(IRDLOperation):
     result = result_def(i32)
 
     def __init__(self, classifier: str, arguments: Sequence[SSAValue | Operation]):
-        super().__init__(
-            operands=[arguments], attributes={"classifier": SymbolRefAttr(classifier)}, result_types=[i32]
-        )
+        super().__init__(operands=[arguments], attributes={"classifier": SymbolRefAttr(classifier)}, result_types=[i32])
 
     assembly_format = "$classifier `(` $arguments `)` attr-dict `:` type($arguments)"
 
@@ -476,7 +472,9 @@ class StoreOp(IRDLOperation):
     tile = operand_def(TensorType)
     buffer = operand_def(MemRefType)
     indices = var_operand_def()
-    assembly_format = "$tile `,` $buffer `[` $indices `]` attr-dict `:` type($tile) `,` type($buffer) `,` `[` type($indices) `]`"
+    assembly_format = (
+        "$tile `,` $buffer `[` $indices `]` attr-dict `:` type($tile) `,` type($buffer) `,` `[` type($indices) `]`"
+    )
 
     def __init__(self, tile: SSAValue, buffer: SSAValue, indices: Sequence[SSAValue]):
         super().__init__(operands=[tile, buffer, indices])
@@ -615,9 +613,7 @@ class DotOp(IRDLOperation):
         if self.transpose_rhs is not None:
             k2, n = n, k2
         if k != k2 or _check_tile(self, self.result, "the result") != (m, n):
-            raise VerifyException(
-                f"tile.dot: {self.lhs.type} by {self.rhs.type} into {self.result.type} do not fit"
-            )
+            raise VerifyException(f"tile.dot: {self.lhs.type} by {self.rhs.type} into {self.result.type} do not fit")
         if self.acc is not None and self.acc.type != self.result.type:
             raise VerifyException("tile.dot: acc and result must be of one type")
         if self.live is not None and shape_of(self.live) != shape_of(self.lhs):
@@ -720,7 +716,8 @@ class MapOp(IRDLOperation):
 
 @irdl_op_definition
 class ReduceOp(IRDLOperation):
-    """The maximum or the sum of each row (`Rx1`). "max" is NaN where the row holds a NaN."""
+    """The maximum or the sum of each row (`Rx1`). "max" is NaN where the row holds a NaN; "maxnum" passes over them (-inf if the row
+    holds nothing else)."""
 
     name = "tile.reduce"
     kind = attr_def(StringAttr)
@@ -738,8 +735,8 @@ class ReduceOp(IRDLOperation):
 
     def verify_(self):
         rows, _ = _check_tile(self, self.tile, "the operand")
-        if self.kind.data not in ("max", "add") or shape_of(self.result) != (rows, 1):
-            raise VerifyException("tile.reduce: kind is max or add, and the result is Rx1")
+        if self.kind.data not in ("max", "maxnum", "add") or shape_of(self.result) != (rows, 1):
+            raise VerifyException("tile.reduce: kind is max, maxnum or add, and the result is Rx1")
 
     def print(self, printer: Printer):
         printer.print_string(f" {self.kind.data} ")

@@ -30,7 +30,9 @@ from attnc.codegen.llvm.text import Function
 from attnc.dialects import tile
 from attnc.errors import LoweringError
 
-CONTEXT_ARGS, CONTEXT_SHARED, CONTEXT_SCRATCH, CONTEXT_STRIDE, CONTEXT_TASK, CONTEXT_SLOT, CONTEXT_TASKS, CONTEXT_FAULT = range(8)
+CONTEXT_ARGS, CONTEXT_SHARED, CONTEXT_SCRATCH, CONTEXT_STRIDE, CONTEXT_TASK, CONTEXT_SLOT, CONTEXT_TASKS, CONTEXT_FAULT = range(
+    8
+)
 
 
 @dataclass
@@ -75,9 +77,7 @@ def make_buffer(f: Function, type_: MemRefType, pointer: str, sizes: list[str], 
             strides[d] = str(fixed[d])
     if empty is not None:
         pointer = f.emit(f"select i1 {empty}, ptr {safe}, ptr {pointer}")
-        strides = [
-            stride if stride in ("0", "1") else f.emit(f"select i1 {empty}, i64 0, i64 {stride}") for stride in strides
-        ]
+        strides = [stride if stride in ("0", "1") else f.emit(f"select i1 {empty}, i64 0, i64 {stride}") for stride in strides]
     return Buffer(type_, pointer, sizes, strides, [stride == 1 for stride in fixed])
 
 
@@ -148,14 +148,14 @@ class KernelEmitter:
         work = Function(f"{self.name}.work", [("ptr", "context")])
         region = RegionEmitter(work, self.width)
         with work.at_entry():
-            fields = [work.load("ptr" if n in (0, 1, 2) else "i64", work.pointer("%context", n, "i64"), 8) for n in (0, 1, 2, 3, 6)]
+            fields = [
+                work.load("ptr" if n in (0, 1, 2) else "i64", work.pointer("%context", n, "i64"), 8) for n in (0, 1, 2, 3, 6)
+            ]
         args, shared, base, stride, tasks = fields
         load_arguments(region, args, self.kernel.body.block)
         self.emit_kernel_scalars(region)
         with work.at_entry():
-            slot = work.emit(
-                f"atomicrmw add ptr {work.pointer('%context', CONTEXT_SLOT, 'i64')}, i64 1 monotonic, align 8"
-            )
+            slot = work.emit(f"atomicrmw add ptr {work.pointer('%context', CONTEXT_SLOT, 'i64')}, i64 1 monotonic, align 8")
             scratch = work.pointer(base, work.emit(f"mul i64 {slot}, {stride}"))
         body = BodyEmitter(self, region, scratch, shared)
         body.staging.layout(region)

@@ -189,5 +189,3 @@ def _faulty(op: Operation) -> bool:
 def locator(kernel: tile.KernelOp, module: ModuleOp, target: Target) -> Locator:
     """The locator of a kernel that has reported a fault."""
     return _LocatorEmitter(kernel, module, target).emit()
-
-

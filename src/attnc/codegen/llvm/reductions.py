@@ -36,10 +36,12 @@ def combine(region: RegionEmitter, op: tile.ReduceOp, a: str, b: str, width: int
         return f.emit(f"select {vector(width, 'i1')} {less}, {type_} {b}, {type_} {a}")
     if op.kind.data == "add":
         return f.emit(f"fadd {type_} {a}, {b}")
-    # One machine maximum: of a NaN and a number it is `a`, ...
+    # One machine maximum: of a NaN and a number it is `a`, which starts as a number, ...
     greater = f.emit(f"fcmp ogt {type_} {b}, {a}")
     larger = f.emit(f"select {vector(width, 'i1')} {greater}, {type_} {b}, {type_} {a}")
-    # ... so a NaN in `b` is put in by hand.
+    if op.kind.data == "maxnum":
+        return larger
+    # ... so "max" puts a NaN in `b` in by hand.
     strange = f.emit(f"fcmp uno {type_} {b}, {b}")
     return f.emit(f"select {vector(width, 'i1')} {strange}, {type_} {b}, {type_} {larger}")
 

@@ -117,7 +117,9 @@ class RowEmitter:
                     write(region, storage, address, None, self._row_value(value))
                     continue
 
-                def lanes(j: str, _: list[str], value: SSAValue = value, storage: Storage = storage, address: str = address) -> None:
+                def lanes(
+                    j: str, _: list[str], value: SSAValue = value, storage: Storage = storage, address: str = address
+                ) -> None:
                     write(region, storage, address, j, self._lane_value(value, j))
 
                 f.loop("0", str(-(-columns_of(value) // self.width) * self.width), self.width, lanes, hint="copy")
@@ -203,7 +205,9 @@ class RowEmitter:
 
     def _storage(self, value: SSAValue) -> Storage:
         if value not in self.storages:
-            raise LoweringError(f"tile dialect: the value of '{getattr(value.owner, 'name', 'block argument')}' is used where it is not at hand")
+            raise LoweringError(
+                f"tile dialect: the value of '{getattr(value.owner, 'name', 'block argument')}' is used where it is not at hand"
+            )
         return self.storages[value]
 
     def _address(self, value: SSAValue) -> str:
@@ -476,9 +480,7 @@ class RowEmitter:
             place = self._storage(self.program.absorbed[dot][1])
             factor = place.pointer if not place.task else f.pointer(place.pointer, self.start, place.element)
         pointer = out.pointer if not out.task else f.pointer(out.pointer, f.mul(self.start, out.stride), out.element)
-        operands = (
-            f"ptr {lhs}, i64 {left.stride}, ptr {panels.pointer}, i64 {panels.stride}, ptr {pointer}, i64 {out.stride}"
-        )
+        operands = f"ptr {lhs}, i64 {left.stride}, ptr {panels.pointer}, i64 {panels.stride}, ptr {pointer}, i64 {out.stride}"
 
         def fast() -> None:
             if dot.acc is None:

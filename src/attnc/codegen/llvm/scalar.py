@@ -345,7 +345,9 @@ def _constant(e: RegionEmitter, op: Operation) -> None:
         if isinstance(type_, BFloat16Type):
             import struct
 
-            bits = struct.unpack("<I", struct.pack("<f", number))[0] if abs(number) < 3.5e38 else (0x7F800000 | (number < 0) << 31)
+            bits = (
+                struct.unpack("<I", struct.pack("<f", number))[0] if abs(number) < 3.5e38 else (0x7F800000 | (number < 0) << 31)
+            )
             text = str(bits >> 16)
         else:
             text = float_constant(number, element_type(type_))
@@ -676,9 +678,7 @@ def _gather_lanes(
     name = f"llvm.masked.gather.v{width}{mangled}.v{width}p0"
     e.declarations.add(f"declare {type_} @{name}(<{width} x ptr>, i32, <{width} x i1>, {type_})")
     all_lanes = splat_constant("true", width, "i1")
-    loaded = e.f.emit(
-        f"call {type_} @{name}(<{width} x ptr> {pointers}, i32 1, <{width} x i1> {all_lanes}, {type_} poison)"
-    )
+    loaded = e.f.emit(f"call {type_} @{name}(<{width} x ptr> {pointers}, i32 1, <{width} x i1> {all_lanes}, {type_} poison)")
     return _from_storage(e, buffer.element, loaded, True)
 
 
