@@ -1,4 +1,5 @@
-"""Modules at the stage `convert-torch-to-linalg-ext`, written from a region and a list of captures; and what they mean, in NumPy."""
+# ruff: noqa: E501 - IR is long
+"""Modules at the stage `convert-torch-to-linalg-ext`, written from a region and a list of captures; what they mean, in NumPy."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ import numpy as np
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.parser import Parser
 
-from attnc.target import Target
 from attnc.dialects.context import build_context
+from attnc.target import Target
 
 TARGET = Target("x86_64-unknown-linux-gnu", "", "", 512, 32)
 DOMAIN = "(b, hkv, g, q, k, e, n)"

@@ -68,9 +68,7 @@ class Builder:
 
     def unary_math(self, name: str, operand: SSAValue, hint: str | None = None) -> SSAValue:
         """`math.<name>` of a float."""
-        op = _OPS["math." + name].create(
-            operands=[operand], result_types=[operand.type], properties={"fastmath": _NO_FASTMATH}
-        )
+        op = _OPS["math." + name].create(operands=[operand], result_types=[operand.type], properties={"fastmath": _NO_FASTMATH})
         return self.add(op, hint)
 
     def cast(self, name: str, operand: SSAValue, type_: Attribute, hint: str | None = None) -> SSAValue:

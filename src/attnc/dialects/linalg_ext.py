@@ -2,7 +2,7 @@
 
 An attention reads its operands through indexing maps over one iteration domain; what a dimension is for follows from the
 maps (`attnc.analysis.roles`). The region gets one score, scaled and in natural units, and yields the score that enters the
-softmax. `iree_linalg_ext.index` is a position in the whole iteration domain. A mask operand acts after the region: integers kill
+softmax. `iree_linalg_ext.index` is a position in the whole domain. A mask operand acts after the region: integers kill
 a score where they are 0, floats are added.
 
 The generic form is printed, for it is the stable one; IREE's custom forms are read too. Both say whether there is a mask by the

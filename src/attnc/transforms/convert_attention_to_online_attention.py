@@ -28,9 +28,9 @@ from xdsl.ir.affine import AffineDimExpr, AffineMap
 from xdsl.rewriter import InsertPoint, Rewriter
 
 from attnc.analysis.roles import map_dims
-from attnc.target import Target
 from attnc.dialects.building import Builder
 from attnc.dialects.linalg_ext import AttentionOp, IndexOp, OnlineAttentionOp, YieldOp
+from attnc.target import Target
 
 NAME = "convert-attention-to-online-attention"
 
@@ -179,5 +179,3 @@ def _append_mask(op: AttentionOp | OnlineAttentionOp) -> None:
         result = build.binary("addf", score, element, "biased")
     Rewriter.insert_op(_take(block), InsertPoint.before(last))
     last.operands[0] = result
-
-

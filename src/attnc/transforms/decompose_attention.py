@@ -17,8 +17,8 @@ After:
     %sum_new = %sum_old · %rescale + (tile.reduce add %weights)
     %acc_new = tile.dot %weights by %value_staged onto %acc_old · %rescale where %live_keys
 
-Operands are staged in the type of the scores: halves are converted there. Where the region leaves the score alone (a mask apart) and
-scores are f32, `scale · log2 e` goes into the staged query instead; maxima are then in units of log2 until after the loop.
+Operands are staged in the type of the scores: halves are converted there. Where the region leaves the score alone (a mask
+apart) and scores are f32, `scale · log2 e` goes into the staged query; maxima are then in units of log2 until after the loop.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.rewriter import InsertPoint, Rewriter
 
 from attnc.analysis.attention import constant_of, final_select
-from attnc.target import Target
 from attnc.dialects import tile
 from attnc.dialects.building import INDEX, Builder, erase_dead
 from attnc.dialects.linalg_ext import IndexOp, OnlineAttentionOp, YieldOp
 from attnc.errors import LoweringError
+from attnc.target import Target
 
 NAME = "decompose-attention"
 LOG2E = math.log2(math.e)
@@ -182,8 +182,10 @@ class _Decomposition:
                 result.owner.detach()
                 block.insert_op_before(result.owner, op)
                 return result
-            if op.name == "arith.constant" and op.results[0].type == self.score and constant_of(op.results[0]) == _rounded(
-                value, self.score
+            if (
+                op.name == "arith.constant"
+                and op.results[0].type == self.score
+                and constant_of(op.results[0]) == _rounded(value, self.score)
             ):
                 return op.results[0]
         raise LoweringError("tile.kernel without tile.grid")
@@ -260,7 +262,7 @@ class _Decomposition:
             raise LoweringError(f"the region asks for its position in dimension {op.dimension}, which is summed over")
         return build.add(tile.IotaOp(build.constant(0), tile.tile_type(*shapes[op.dimension], INDEX)))
 
-    def _map(self, type_: TensorType, hint: str, inputs: dict[str, SSAValue], body) -> SSAValue:  # noqa: ANN001
+    def _map(self, type_: TensorType, hint: str, inputs: dict[str, SSAValue], body) -> SSAValue:
         return _map(self.build, type_, hint, inputs, body)
 
     # -- after the loop -----------------------------------------------------------------------------------------------
@@ -282,7 +284,7 @@ class _Decomposition:
         Rewriter.insert_op([op], InsertPoint.after(result.owner))
 
 
-def _map(build: Builder, type_: TensorType, hint: str, inputs: dict[str, SSAValue], body) -> SSAValue:  # noqa: ANN001
+def _map(build: Builder, type_: TensorType, hint: str, inputs: dict[str, SSAValue], body) -> SSAValue:
     """A `tile.map`; `body` gets a builder and the elements of `inputs`, whose keys name them, and returns the result."""
     block = Block(arg_types=[cast(TensorType, value.type).element_type for value in inputs.values()])
     for argument, name in zip(block.args, inputs, strict=True):

@@ -21,8 +21,8 @@ from xdsl.ir import SSAValue
 
 from attnc import knobs
 from attnc.analysis.machine import tile_sizes
-from attnc.target import Target
 from attnc.dialects.linalg_ext import OnlineAttentionOp
+from attnc.target import Target
 
 NAME = "select-tile-sizes"
 ATTRIBUTE = "attnc.tile"

@@ -26,7 +26,7 @@ After (m, k, e, n):
         %r = tile.map … ; tile.store %r, %out[…]
 
 Row r of a task is query `r / group` of head `h0 + r % group`: `group` query heads of one key/value head share a task.
-The classifier learns of the end of the keys: no block that reaches beyond it is FULL. Without a classifier, that is all it says.
+The classifier learns of the end of the keys: no block that reaches beyond it is FULL. Without one, that is all it says.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ from xdsl.dialects.builtin import (
     IntegerAttr,
     MemRefType,
     ModuleOp,
-    StridedLayoutAttr,
     StringAttr,
     SymbolRefAttr,
     TensorType,
@@ -52,11 +51,12 @@ from xdsl.ir import Attribute, Block, BlockArgument, Operation, Region, SSAValue
 from xdsl.ir.affine import AffineConstantExpr, AffineDimExpr, AffineMap
 
 from attnc.analysis.attention import Attention, is_unmasked, match_attention
-from attnc.target import Target
+from attnc.analysis.buffers import argument_strings, memref_of
 from attnc.dialects import tile
 from attnc.dialects.building import INDEX, Builder, erase_dead
 from attnc.dialects.linalg_ext import OnlineAttentionOp
 from attnc.errors import LoweringError
+from attnc.target import Target
 from attnc.transforms.select_tile_sizes import ATTRIBUTE as TILE_SIZES
 from attnc.transforms.tile_attention_classifier import bound_classifier
 from attnc.transforms.tile_attention_region import Positions, tile_region
@@ -79,24 +79,6 @@ def run(module: ModuleOp, target: Target) -> None:
                 kernel = _Tiling(module, match_attention(function, ops[0])).kernel()
                 module.body.block.insert_op_before(kernel, function)
                 module.body.block.erase_op(function)
-
-
-def memref_of(type_: Attribute, strides: str) -> Attribute:
-    """The buffer type of a tensor argument; `strides` has a field for each dim: a number, or ? for one known at run time."""
-    if not isinstance(type_, TensorType):
-        return type_
-    if not type_.get_shape():
-        return MemRefType(type_.element_type, [])
-    known = [int(field) if field.isdigit() else None for field in strides.split("x")] if strides else [None] * len(type_.shape)
-    return MemRefType(type_.element_type, type_.get_shape(), StridedLayoutAttr(known))
-
-
-def argument_strings(function: FuncOp, attribute: str, default: str) -> list[str]:
-    """One string for each argument, from a function's attribute."""
-    found = function.attributes.get(attribute)
-    if isinstance(found, ArrayAttr):
-        return [cast(StringAttr, string).data for string in found]
-    return [default] * len(function.body.block.args)
 
 
 class _Tiling:
@@ -141,7 +123,10 @@ class _Tiling:
         roles = [*roles, *(role for role, _ in outputs), "group"]
         kernel = tile.KernelOp(function.sym_name.data, Region(block), roles)
         kernel.attributes["attnc.names"] = ArrayAttr(
-            [StringAttr(argument.name_hint or name) for argument, name in zip(block.args, [*names, "", "", "", ""], strict=False)]
+            [
+                StringAttr(argument.name_hint or name)
+                for argument, name in zip(block.args, [*names, "", "", "", ""], strict=False)
+            ]
         )
         return kernel
 
@@ -186,7 +171,9 @@ class _Tiling:
                 self.outer(operand)
             new = self.prelude.add(owner.clone(self.values), value.name_hint)
         else:
-            raise LoweringError(f"the attention's region uses a value of {getattr(owner, 'name', 'a block')}, which is no scalar")
+            raise LoweringError(
+                f"the attention's region uses a value of {getattr(owner, 'name', 'a block')}, which is no scalar"
+            )
         self.values[value] = new
         return new
 
@@ -211,7 +198,9 @@ class _Tiling:
 
     def _grid(self, outputs: list[tuple[str, SSAValue]], group: SSAValue) -> None:
         prelude = self.prelude
-        query, key, value = (self.values[argument] for argument in (self.attention.query, self.attention.key, self.attention.value))
+        query, key, value = (
+            self.values[argument] for argument in (self.attention.query, self.attention.key, self.attention.value)
+        )
         self.c0, self.c1 = prelude.constant(0), prelude.constant(1)
         batch = self._size(self.attention.query, 0, "batch")
         heads = self._size(self.attention.query, 1, "heads")
@@ -238,9 +227,7 @@ class _Tiling:
         kv_head = grid.binary("divui", h0, ratio, "kv_head")
         row = grid.add(tile.IotaOp(m0, tile.tile_type(self.rows, 1, INDEX)), "row")
         q = self._row_map(grid, row, "q", lambda build, r: build.binary("divui", r, group, "i"))
-        h = self._row_map(
-            grid, row, "h", lambda build, r: build.binary("addi", h0, build.binary("remui", r, group, "g"), "i")
-        )
+        h = self._row_map(grid, row, "h", lambda build, r: build.binary("addi", h0, build.binary("remui", r, group, "g"), "i"))
         e = grid.add(tile.IotaOp(self.c0, tile.tile_type(1, self.head_dim, INDEX)), "e")
         n = e
         if self.value_dim != self.head_dim:
@@ -273,7 +260,7 @@ class _Tiling:
         prelude.insert(tile.GridOp([batch, groups, rows], [1, 1, self.rows], Region(block), descending=heavy_last))
 
     @staticmethod
-    def _row_map(grid: Builder, row: SSAValue, hint: str, body) -> SSAValue:  # noqa: ANN001
+    def _row_map(grid: Builder, row: SSAValue, hint: str, body) -> SSAValue:
         block = Block(arg_types=[INDEX])
         block.args[0].name_hint = "r"
         build = Builder(block)
@@ -348,11 +335,13 @@ class _Tiling:
         if isinstance(owner, tensor.CollapseShapeOp):
             result = self._finalise(grid, owner.src)
         elif isinstance(owner, linalg.FillOp):
-            result = grid.add(tile.FillOp(self.outer(owner.inputs[0]), self._tile_type(value)), value.name_hint)
+            result = grid.add(tile.FillOp(self.outer(owner.operands[0]), self._tile_type(value)), value.name_hint)
         elif isinstance(owner, linalg.GenericOp):
             result = self._finalise_generic(grid, owner, value)
         else:
-            raise LoweringError(f"what is returned is computed by {getattr(owner, 'name', 'a block')}: no kernel for that so far")
+            raise LoweringError(
+                f"what is returned is computed by {getattr(owner, 'name', 'a block')}: no kernel for that so far"
+            )
         self.tiles[value] = result
         return result
 
@@ -396,4 +385,3 @@ def _tile_maps() -> list[AffineMap]:
     m, k, e, n = (AffineDimExpr(dim) for dim in range(4))
     row = (m, AffineConstantExpr(0))
     return [AffineMap(4, 0, results) for results in ((m, e), (k, e), (k, n), (), (m, n), row, row)]
-

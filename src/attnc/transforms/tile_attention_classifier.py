@@ -13,8 +13,8 @@ BOUNDS = ("b", "h0", "h1", "q0", "q1", "k0", "k1")
 
 
 def bound_classifier(module: ModuleOp, function: FuncOp, name: str | None, unmasked: bool) -> str:
-    """Adds a last argument `%keys` to the classifier, and returns its name. Where there is none, makes one: every block is FULL if
-    the attention is `unmasked` (no mask, no gather to check), else PARTIAL.
+    """Adds a last argument `%keys` to the classifier, and returns its name. Where there is none, makes one: every block is
+    FULL if the attention is `unmasked` (no mask, no gather to check), else PARTIAL.
 
     Before: `@classify(%b, …, %k1, …) { …; return %class }`. After:
 
@@ -43,8 +43,7 @@ def bound_classifier(module: ModuleOp, function: FuncOp, name: str | None, unmas
     class_ = returned.arguments[0]
     build = Builder(tail)
     empty, full, partial = (
-        build.constant(value, i32, hint)
-        for value, hint in ((EMPTY, "empty"), (FULL, "full"), (PARTIAL, "partial"))
+        build.constant(value, i32, hint) for value, hint in ((EMPTY, "empty"), (FULL, "full"), (PARTIAL, "partial"))
     )
     reaches = build.compare("sge", k1, keys, "reaches_end")
     is_full = build.compare("eq", class_, full, "is_full")

@@ -1,4 +1,4 @@
-"""The region of attention, as it stands in a kernel: positions come from tiles, captured tensors are gathered, keys have an end."""
+"""The region of attention as it stands in a kernel: positions come from tiles, captures are gathered, keys have an end."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ def tile_region(
         …
         %x = select(%live, %modified, -inf)
 
-    A gather is checked where the mask keeps the pair ("kept"), everywhere ("all"), or where a BlockMask lists the block as partial
-    ("listed"); it never counts beyond the keys.
+    A gather is checked where the mask keeps the pair ("kept"), everywhere ("all"), or where a BlockMask lists the block as
+    partial ("listed"); it never counts beyond the keys.
     """
     return _TileRegion(attention, positions, key, keys, prelude, outer).build()
 
@@ -213,7 +213,7 @@ class _TileRegion:
         return self.read[source]
 
     def _gather(self, op: tensor.ExtractOp, mapper: dict[SSAValue, SSAValue], block: Block) -> SSAValue:
-        """The gather for an extract whose operands `mapper` translates: in place of `op` if it is in `block`, else at its end."""
+        """The gather for an extract whose operands `mapper` translates: before `op` if it is in `block`, else at its end."""
         checked, name = op.attributes.get(CHECKED), op.attributes.get(NAME)
         live = self.live[checked.data] if isinstance(checked, StringAttr) else self.inside
         buffer, *indices = (mapper.get(operand, operand) for operand in op.operands)
