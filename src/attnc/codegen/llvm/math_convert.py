@@ -89,12 +89,12 @@ def minimum(body: Body, x: Lanes, y: Lanes) -> Lanes:
 
 def fmax(body: Body, x: Lanes, y: Lanes) -> Lanes:
     """The larger; a NaN loses against a number (torch.fmax)."""
-    return body.select(y.compare("uno", y), x, maximum_keeping_second(body, y, x))
+    return body.select(y.compare("uno", y), x, maximum_keeping_second(body, x, y))
 
 
 def fmin(body: Body, x: Lanes, y: Lanes) -> Lanes:
     """The smaller; a NaN loses against a number (torch.fmin)."""
-    return body.select(y.compare("uno", y), x, minimum_keeping_second(body, y, x))
+    return body.select(y.compare("uno", y), x, minimum_keeping_second(body, x, y))
 
 
 def maximum_keeping_second(body: Body, x: Lanes, y: Lanes) -> Lanes:

@@ -1,6 +1,7 @@
 """f32 exponentials and logarithms, and what is made of them.
 
-The bounds in the docstrings hold over all of f32, with a fused multiply-add and without; tests/test_math.py reads them. An ulp is the distance of the floats at the exact result. Zeros, infinities, NaN and subnormals are as in C's libm.
+The bounds in the docstrings hold over all of f32, with a fused multiply-add and without; tests/test_math.py reads them.
+An ulp is the distance of the floats at the exact result. Zeros, infinities, NaN and subnormals are as in C's libm.
 """
 
 from __future__ import annotations
