@@ -46,7 +46,9 @@ class Schema(NamedTuple):
 
 _SCHEMAS: dict[Any, Schema] = {}
 
-_IDENTITIES = frozenset({"detach", "alias", "lift", "lift_fresh", "lift_fresh_copy", "contiguous", "clone", "resolve_neg", "resolve_conj"})
+_IDENTITIES = frozenset(
+    {"detach", "alias", "lift", "lift_fresh", "lift_fresh_copy", "contiguous", "clone", "resolve_neg", "resolve_conj"}
+)
 _DATA_TAGS = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 _DATA = frozenset({"_local_scalar_dense", "is_nonzero", "equal", "item", "nonzero", "unique", "_unique2", "masked_select"})
 
@@ -228,12 +230,18 @@ def _operand(tracer: Tracer, schema: Schema, parameter: Parameter, value: Any) -
 
 def _identity(tracer: Tracer, schema: Schema, tensor: torch.Tensor) -> torch.Tensor:
     """What returns its operand: another tensor of the same meaning."""
-    if schema.base in ("lift", "lift_fresh", "lift_fresh_copy") and not tracer.is_known(tensor) and tensor.numel() <= LARGEST_CONSTANT:
+    if (
+        schema.base in ("lift", "lift_fresh", "lift_fresh_copy")
+        and not tracer.is_known(tensor)
+        and tensor.numel() <= LARGEST_CONSTANT
+    ):
         return literal(tracer, tensor)
     value = tracer.value(tensor)
     copies = schema.base == "clone"
     value.shared = value.shared or not copies
-    result = value.standin.clone() if copies and value.standin.numel() < LARGEST_ROW else value.standin.view(value.standin.shape)
+    result = (
+        value.standin.clone() if copies and value.standin.numel() < LARGEST_ROW else value.standin.view(value.standin.shape)
+    )
     tracer.define(result, value.operand, value.origins, shared=not copies)
     return result
 

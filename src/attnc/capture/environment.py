@@ -26,7 +26,19 @@ from attnc.errors import UnsupportedModError
 
 LARGEST_CONTAINER = 256
 
-_ATOMS = (type(None), bool, str, bytes, type(Ellipsis), torch.dtype, torch.device, torch.layout, torch.memory_format, slice, range)
+_ATOMS = (
+    type(None),
+    bool,
+    str,
+    bytes,
+    type(Ellipsis),
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+    slice,
+    range,
+)
 _CLASSES = (int, float, bool, complex, str, tuple, list, dict, set, frozenset, range, slice, enumerate, zip, map, filter)
 _CLASSES += (reversed, object, type, torch.Tensor, torch.nn.Parameter, torch.Size, torch.nn.Module, functools.partial)
 
@@ -173,7 +185,8 @@ class Environment:
             plan.require(f"len({variable}.__defaults__ or ()) == {len(defaults)}")
         names = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
         rebuilt.__defaults__ = tuple(
-            self.read(value, node, f"{{}}.__defaults__[{i}]", name) for i, (value, name) in enumerate(zip(defaults, names, strict=True))
+            self.read(value, node, f"{{}}.__defaults__[{i}]", name)
+            for i, (value, name) in enumerate(zip(defaults, names, strict=True))
         )
         if function.__kwdefaults__:
             plan.require(f"tuple({variable}.__kwdefaults__) == {tuple(function.__kwdefaults__)!r}")
@@ -210,9 +223,7 @@ class Environment:
             self.read(value, node, f"{{}}.args[{i}]", names[i] if i < len(names) else f"args[{i}]")
             for i, value in enumerate(partial.args)
         ]
-        keywords = {
-            name: self.read(value, node, f"{{}}.keywords[{name!r}]", name) for name, value in partial.keywords.items()
-        }
+        keywords = {name: self.read(value, node, f"{{}}.keywords[{name!r}]", name) for name, value in partial.keywords.items()}
         return functools.partial(function, *args, **keywords)
 
     def _cached_function(self, function: Any, node: Node) -> Any:
@@ -270,7 +281,9 @@ class Environment:
             elif same:
                 same = all(a is b for a, b in zip(rebuilt, before, strict=True))
             if not same:
-                raise refuse(UnsupportedModError, f"a mod writes to a captured {type(rebuilt).__name__}", "write it outside of the mod")
+                raise refuse(
+                    UnsupportedModError, f"a mod writes to a captured {type(rebuilt).__name__}", "write it outside of the mod"
+                )
 
     def _module(self, module: types.ModuleType, node: Node) -> Any:
         self._same(module, node)
@@ -279,12 +292,15 @@ class Environment:
         return LoggedModule(self, module, node)
 
 
+# What Python itself reads of a function's globals.
+_MODULE_NAMES = ("__builtins__", "__name__", "__package__", "__spec__", "__loader__", "__path__", "__file__")
+
+
 class LoggedGlobals(dict):
     """A function's globals, wrapped as they are read. `LOAD_GLOBAL` asks `__getitem__` of a dict subclass."""
 
     def __init__(self, environment: Environment, real: dict[str, Any], access: str):
-        hidden = ("__builtins__", "__name__", "__package__", "__spec__", "__loader__", "__path__", "__file__")
-        super().__init__({name: real[name] for name in hidden if name in real})
+        super().__init__({name: real[name] for name in _MODULE_NAMES if name in real})
         self.environment = environment
         self.real = real
         self.access = access
@@ -293,6 +309,8 @@ class LoggedGlobals(dict):
     def __getitem__(self, name: str) -> Any:
         if name in self._seen:
             return self._seen[name]
+        if name in _MODULE_NAMES:
+            return super().__getitem__(name)
         plan = self.environment.plan
         if name not in self.real:
             plan.require(f"{name!r} not in {self.access}")
@@ -309,7 +327,7 @@ class LoggedModule(types.ModuleType):
 
     def __init__(self, environment: Environment, module: types.ModuleType, node: Node):
         super().__init__(module.__name__)
-        self.__dict__["_attnc_state"] = (environment, module, node, {})
+        object.__getattribute__(self, "__dict__")["_attnc_state"] = (environment, module, node, {})
 
     def __getattribute__(self, name: str) -> Any:
         environment, module, node, seen = object.__getattribute__(self, "__dict__")["_attnc_state"]

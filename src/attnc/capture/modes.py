@@ -112,7 +112,12 @@ class FunctionMode(TorchFunctionMode):
 
 
 def _call(name: str) -> str:
-    shown = {"__bool__": "bool(tensor)", "__float__": "float(tensor)", "__int__": "int(tensor)", "__complex__": "complex(tensor)"}
+    shown = {
+        "__bool__": "bool(tensor)",
+        "__float__": "float(tensor)",
+        "__int__": "int(tensor)",
+        "__complex__": "complex(tensor)",
+    }
     shown |= {"__index__": "a tensor as a Python index", "__contains__": "`in`"}
     return shown.get(name, name if name.startswith("__") else f".{name}()")
 

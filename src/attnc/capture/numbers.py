@@ -32,14 +32,15 @@ def source(expression: Expression) -> str:
     return kind.format(*map(source, expression[1:]))
 
 
-def describe(expression: Expression) -> str:
+def describe(expression: Expression, outermost: bool = False) -> str:
     """The expression as the user would write it, for names and messages."""
     kind = expression[0]
     if kind == "read":
         return expression[1].name
     if kind == "const":
         return str(float.fromhex(expression[2])) if expression[1] == "float" else expression[2]
-    return kind.format(*map(describe, expression[1:]))
+    text = kind.format(*map(describe, expression[1:]))
+    return text[1:-1] if outermost and text.startswith("(") else text
 
 
 class NumberProxy:

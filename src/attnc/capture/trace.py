@@ -249,7 +249,7 @@ class Tracer:
         types = tuple(self._capture_type(index) for index in order.captures)
         proxies = list(self.numbers.values())
         numbers = [proxies[index] for index in order.numbers]
-        number_types = tuple(NumberType(describe(n._expression), type(n._value).__name__) for n in numbers)
+        number_types = tuple(NumberType(describe(n._expression, outermost=True), type(n._value).__name__) for n in numbers)
         record = Record(score_function, mask_function, types, number_types)
         check = None
         if self.plan.retrace is None:

@@ -31,6 +31,19 @@ def _emit(tracer: Tracer, name: str, value: Value, operands: list[Any], shape, o
     return tracer.emit(name, (value.operand, *literals), result, origins, shared=True)
 
 
+def _broadcast(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
+    """torch.broadcast_shapes, which imports sympy."""
+    rank = max(map(len, shapes))
+    columns = zip(*((1,) * (rank - len(shape)) + shape for shape in shapes), strict=True)
+    sizes = []
+    for column in columns:
+        longer = {size for size in column if size != 1}
+        if len(longer) > 1:
+            raise IndexError(f"shape mismatch: indexing tensors could not be broadcast together with shapes {shapes}")
+        sizes.append(longer.pop() if longer else 1)
+    return tuple(sizes)
+
+
 def _dim(dim: int, rank: int) -> int:
     if not -rank <= dim < rank:
         raise IndexError(f"Dimension out of range (expected to be in range of [{-rank}, {rank - 1}], but got {dim})")
@@ -42,7 +55,7 @@ def index(tracer: Tracer, tensor: torch.Tensor, indices: list[torch.Tensor | Non
     value = tracer.value(tensor)
     rank = value.standin.dim()
     given = [i for i in indices if i is not None]
-    rows = torch.broadcast_shapes(*(tracer.value(i).standin.shape for i in given))
+    rows = _broadcast([tuple(tracer.value(i).standin.shape) for i in given])
     for i in given:
         tracer.fix(tracer.value(i))
     places = [dim for dim, i in enumerate(indices) if i is not None]
