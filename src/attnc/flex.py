@@ -6,11 +6,13 @@ A call goes: check the tensors → find the layout (by sizes and strides, rememb
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from attnc import programs
-from attnc.errors import ArgumentsError, CaptureIndexError, DeviceError, DtypeError, TorchMissingError
+from attnc.errors import ArgumentsError, DeviceError, DtypeError, TorchMissingError
 
 try:
     import torch
@@ -19,6 +21,7 @@ except ImportError as error:
     raise TorchMissingError("attnc.flex_attention needs torch, which is not installed") from error
 
 from attnc import checks
+from attnc.capture.block_mask import PARTIAL, and_masks, read_block_mask
 from attnc.capture.capture import capture
 from attnc.checks import DTYPES, PLAIN_KEYS, dispatch_keys
 from attnc.runtime.attention import Layout
@@ -153,7 +156,8 @@ def checked_call(
     call.query, call.key, call.value = query, key, value
     call.layout, call.signature = _layout(query, key, value, enable_gqa, want_lse, want_max)
     call.scale = checks.scale_value(scale, call.signature.head_dim)
-    _capture(call, score_mod, block_mask, mask_mod)
+    if query.device.type == "cpu":
+        _capture(call, score_mod, block_mask, mask_mod)
     return call
 
 
@@ -170,8 +174,22 @@ def _capture(call: Call, score_mod: Any, block_mask: Any, mask_mod: Any) -> None
 
 
 def _read_block_mask(call: Call, block_mask: Any, mask_mod: Any) -> Any:
-    """Put a BlockMask's classes into `call`; returns the mask_mod that is left to apply."""
-    raise NotImplementedError("BlockMask")
+    """Put a BlockMask's block classes into `call`; returns the mask_mod that is left to apply."""
+    batch, heads, queries, _ = call.query.shape
+    own_mask_mod, classes, block_size = read_block_mask(block_mask, batch, heads, queries, call.key.shape[2])
+    if classes is not None:
+        if mask_mod is not None:
+            classes = classes.clamp(max=PARTIAL)  # in full blocks, too, the other mask_mod has its say
+        call.blocks = classes.expand(batch, heads, -1, -1)
+        call.signature = _with_block_size(call.signature, block_size)
+    if own_mask_mod is None or mask_mod is None:
+        return own_mask_mod or mask_mod
+    return and_masks(own_mask_mod, mask_mod)
+
+
+@functools.lru_cache(maxsize=1024)
+def _with_block_size(signature: Signature, block_size: tuple[int, int]) -> Signature:
+    return replace(signature, block_size=block_size)
 
 
 _layouts: dict[Any, tuple[Layout, Signature]] = {}
@@ -233,15 +251,7 @@ def run(call: Call) -> tuple[Tensor, Tensor | None, Tensor | None]:
             words += (statistics.data_ptr(), *layout.lse)
     words.append(layout.group)
     if attention.launch(words, (call, out, lse, max_scores)):
-        raise _index_error(call, words)
+        from attnc import pipeline
+
+        raise pipeline.locate_attention(call.record, signature, words)
     return out, lse, max_scores
-
-
-def _index_error(call: Call, words: Sequence[int | float]) -> CaptureIndexError:
-    """The error for a call in which a captured tensor was indexed out of range."""
-    from attnc import pipeline
-
-    locate = getattr(pipeline, "locate_fault", None)
-    if locate is None:
-        return CaptureIndexError("a captured tensor is indexed out of range")
-    return CaptureIndexError.at(**locate(call.record, call.signature, words))

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from attnc import programs
-from attnc.errors import ArgumentsError, CaptureIndexError
+from attnc.errors import ArgumentsError, AttncError
 from attnc.runtime import arrays
 from attnc.runtime.abi import Argument
 from attnc.runtime.attention import Attention, Layout
@@ -82,8 +82,13 @@ class Lowered:
 
         record, objects = programs.cached_objects(("text", list(self.stages.values())[-1]), compile_now)
         if any(argument.role for argument in record.arguments):
-            return CompiledAttention(Attention(record, objects), self.defaults)
-        return CompiledKernel(Kernel(record, objects))
+            return CompiledAttention(Attention(record, objects), self.defaults, self._locate)
+        return CompiledKernel(Kernel(record, objects), self._locate)
+
+    def _locate(self, words: Sequence[int | float]) -> AttncError:
+        from attnc import pipeline
+
+        return pipeline.locate(self.module, Target.host(), words)
 
 
 def lower(
@@ -105,7 +110,7 @@ def lower(
     Raises what `flex_attention` raises before it runs.
     """
     from attnc import flex, pipeline
-    from attnc.capture import to_torch
+    from attnc.capture.to_torch import to_torch
 
     call = flex.checked_call(
         query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse, kernel_options, return_aux, mask_mod
@@ -130,8 +135,9 @@ def from_text(text: str, filename: str = "<text>") -> Lowered:
 class CompiledKernel:
     """A kernel whose arguments have no roles: call it on all of them in order, outputs included, which are written in place."""
 
-    def __init__(self, kernel: Kernel):
+    def __init__(self, kernel: Kernel, locate: Callable[[Sequence[int | float]], AttncError]):
         self._kernel = kernel
+        self._locate = locate
 
     @property
     def arguments(self) -> tuple[Argument, ...]:
@@ -139,16 +145,20 @@ class CompiledKernel:
         return self._kernel.record.arguments
 
     def __call__(self, *arguments: Any) -> None:
-        """Run on numpy arrays or CPU torch tensors and Python numbers. Raises `ArgumentsError`, `DtypeError`, `ShapeError`."""
-        arrays.run(self._kernel, arguments)
+        """Run on numpy arrays or CPU torch tensors and Python numbers. Raises `ArgumentsError`, `DtypeError`, `ShapeError`,
+        `CaptureIndexError`."""
+        words = arrays.argument_words(self._kernel.record, arguments)
+        if self._kernel.launch(words, arguments):
+            raise self._locate(words)
 
 
 class CompiledAttention:
     """Attention, compiled: call it on torch tensors or numpy arrays."""
 
-    def __init__(self, attention: Attention, defaults: Defaults):
+    def __init__(self, attention: Attention, defaults: Defaults, locate: Callable[[Sequence[int | float]], AttncError]):
         self._attention = attention
         self._defaults = defaults
+        self._locate = locate
 
     @property
     def arguments(self) -> tuple[Argument, ...]:
@@ -185,8 +195,10 @@ class CompiledAttention:
             if len(given) != len(wanted):
                 names = ", ".join(argument.describe() for argument in wanted)
                 raise ArgumentsError(f"{what}: {len(given)} given, {len(wanted)} needed", remedy=f"pass {what}=[{names}]")
-        buffers = []
+        buffers, inputs = [], []
         for argument, array in zip(record.arguments, (query, key, value), strict=False):
+            array = arrays.fitting(argument, array)
+            inputs.append(array)
             address, *rest = arrays.buffer_words(argument, array)
             buffers.append((address, tuple(rest[:4]), tuple(rest[4:])))
         layout = Layout(*(buffer[1:] for buffer in buffers))
@@ -217,6 +229,6 @@ class CompiledAttention:
         elif layout.without_keys:
             for role, result in zip(("out", "lse", "max"), results, strict=False):
                 result[...] = 0.0 if role == "out" else -float("inf")
-        elif attention.launch(words, (query, key, value, captures, block_lists, results)):
-            raise CaptureIndexError("a captured tensor is indexed out of range")
+        elif attention.launch(words, (inputs, captures, block_lists, results)):
+            raise self._locate(words)
         return results[0] if len(results) == 1 else tuple(results)

@@ -73,8 +73,9 @@ class Argument:
         return _fields(self.sizes, self.rank)
 
     def describe(self) -> str:
-        """`bias: f32[?, ?]`, for messages."""
-        type_ = f"{self.dtype}[{', '.join('?' * self.rank)}]" if self.kind == "buffer" else self.kind
+        """`query: f32[?, ?, ?, 64]`, for messages."""
+        sizes = ", ".join("?" if size is None else str(size) for size in self.fixed_sizes)
+        type_ = f"{self.dtype}[{sizes}]" if self.kind == "buffer" else self.kind
         return f"{self.name or self.role or 'argument'}: {type_}"
 
 

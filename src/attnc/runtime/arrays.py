@@ -5,24 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from attnc.errors import ArgumentsError, CaptureIndexError, DeviceError, DtypeError, ShapeError
+from attnc.errors import ArgumentsError, DeviceError, DtypeError, ShapeError
 from attnc.runtime.abi import DTYPES, Argument, KernelRecord
-from attnc.runtime.launch import Kernel
-
-
-def run(kernel: Kernel, arguments: Sequence[Any]) -> None:
-    """Call a kernel on its `arguments` in the record's order, outputs included (they are written in place).
-
-    Buffers are numpy arrays or CPU torch tensors of the record's dtype, rank and fixed strides, scalars are Python numbers.
-    Raises `ArgumentsError`, `DtypeError`, `ShapeError` where they are not, `CaptureIndexError` where a gather was out of range.
-    """
-    fault = kernel.launch(argument_words(kernel.record, arguments), arguments)
-    if fault:
-        raise CaptureIndexError(f"kernel {kernel.record.name} reads outside one of its arguments")
 
 
 def argument_words(record: KernelRecord, values: Sequence[Any]) -> list[int | float]:
-    """All words of a call."""
+    """The words of a call on `values` in the record's order, outputs included.
+
+    Buffers are numpy arrays or CPU torch tensors of the record's dtype, rank, and fixed sizes and strides, scalars are Python
+    numbers. Raises `ArgumentsError`, `DtypeError`, `ShapeError`, `DeviceError` where they are not.
+    """
     if len(values) != len(record.arguments):
         wanted = ", ".join(argument.describe() for argument in record.arguments)
         raise ArgumentsError(
@@ -118,6 +110,19 @@ def empty_like(model: Any, argument: Argument, shape: Sequence[int], strides: Se
     order = sorted(range(len(shape)), key=lambda dim: (-strides[dim], dim))
     dense = numpy.empty([shape[dim] for dim in order], element)
     return dense.transpose([order.index(dim) for dim in range(len(shape))])
+
+
+def fitting(argument: Argument, array: Any) -> Any:
+    """`array`, or a contiguous copy of it where its last stride is not the one the kernel was compiled for."""
+    fixed = argument.fixed_strides
+    _, _, sizes, strides = describe(array, argument)
+    if not fixed or fixed[-1] != 1 or not strides or strides[-1] == 1 or sizes[-1] < 2:
+        return array
+    if hasattr(array, "data_ptr"):
+        return array.contiguous()
+    import numpy
+
+    return numpy.ascontiguousarray(array)
 
 
 def _broadcast(
