@@ -1,8 +1,8 @@
 """BlockMask: torch's, read into one small tensor of block classes, and attnc's own, which builds nothing until asked.
 
 attnc finds empty and full blocks from the mask_mod itself, so its own `create_block_mask` keeps the mask_mod and the sizes.
-torch's BlockMask says which blocks are computed; that is honoured as torch's compiled kernels do: blocks that are not listed are
-skipped, listed ones apply the mask_mod, full ones do not.
+torch's BlockMask says which blocks are computed; that is honoured as torch's compiled kernels do: blocks that are not listed
+are skipped, listed ones apply the mask_mod, full ones do not.
 """
 
 from __future__ import annotations
@@ -185,14 +185,25 @@ def _classes(block_mask: Any, rows: int, columns: int) -> torch.Tensor:
     )
     versions: tuple | None = None
     if not any(tensor is not None and tensor.is_inference() for tensor in lists):
-        versions = tuple(None if tensor is None else (id(tensor), tensor._version) for tensor in lists)
+        versions = tuple(None if tensor is None else (weakref.ref(tensor), tensor._version) for tensor in lists)
         kept = _kept.get(block_mask)
-        if kept is not None and kept.versions == versions and kept.sizes == (rows, columns):
+        if kept is not None and kept.sizes == (rows, columns) and _same(kept.versions, versions):
             return kept.classes
     classes = build_classes(*lists, rows, columns)
     if versions is not None:
         _kept[block_mask] = _Kept(versions, (rows, columns), classes)
     return classes
+
+
+def _same(old: tuple, new: tuple) -> bool:
+    """Whether these are the same tensors, unchanged. (Weak references of equal tensors compare element by element.)"""
+    for before, now in zip(old, new, strict=True):
+        if before is None or now is None:
+            if before is not now:
+                return False
+        elif before[0]() is not now[0]() or before[1] != now[1]:
+            return False
+    return True
 
 
 def build_classes(

@@ -51,8 +51,8 @@ _get_default_dtype = torch.get_default_dtype
 def capture(score_mod: Any, mask_mod: Any = None, *, score_dtype: torch.dtype = torch.float32) -> Captured:
     """Traces `score_mod` and `mask_mod` (either may be None), or finds that an earlier trace still holds.
 
-    `score_dtype` is the score's: float32, or float64 for float64 inputs. Raises the classes of `attnc.errors` that derive
-    from `UnsupportedModError`, `ModSignatureError`, `DeviceError`, `UnsupportedTensorError`, and whatever the mod itself raises.
+    `score_dtype` is the score's: float32, or float64 for float64 inputs. Raises `UnsupportedModError` (and
+    the classes that derive from it), `ModSignatureError`, `DeviceError`, `UnsupportedTensorError`, and whatever the mod raises.
     """
     if score_mod is None and mask_mod is None:
         return _NOTHING
@@ -64,12 +64,13 @@ def capture(score_mod: Any, mask_mod: Any = None, *, score_dtype: torch.dtype = 
             if found is not None:
                 if entry is not entries[0]:
                     _promote(key, entry)
-                return Captured(entry.record, *found)
-    record, check, tensors, numbers, retraced = trace(score_mod, mask_mod, score_dtype)
-    record = _intern(record)
-    if check is not None:
-        _remember(key, _Entry(check, record))
-    return Captured(record, tensors, numbers, retraced)
+                tensors, numbers = found
+                return Captured(entry.record, tensors, numbers)
+    traced = trace(score_mod, mask_mod, score_dtype)
+    record = _intern(traced.record)
+    if traced.check is not None:
+        _remember(key, _Entry(traced.check, record))
+    return Captured(record, traced.tensors, traced.numbers, traced.retraced)
 
 
 def clear() -> None:

@@ -2,9 +2,9 @@
 
 A function is rebuilt around the same code with its closure cells, globals and defaults wrapped; an object becomes a stand-in
 of a subclass of its class whose attributes are wrapped when they are read; tuples, lists and dicts are rebuilt; ints and
-floats become number proxies. Each read writes its access and its condition into the plan. Tensors stay as they are: the tracer's
-modes find them. What reads in ways that cannot be listed (foreign C calls, class attributes, …) is left as it is and
-makes the plan give up.
+floats become number proxies. Each read writes its access and its condition into the plan. Tensors stay as they are: the
+tracer's modes find them. What reads in ways that cannot be listed (foreign C calls, class attributes, …) is left as it is
+and makes the plan give up.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections import OrderedDict
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from attnc.capture.code import IMPURE_BUILTINS, PURE_MODULES, is_pure_builtin, is_trusted_function, writes_outside
 from attnc.capture.numbers import NumberProxy, concrete
@@ -89,7 +90,7 @@ class Environment:
         plan.require(f"type({node.variable}) is {plan.constant(type(value))} and {node.variable} == {plan.constant(value)}")
         return value
 
-    def _wrap_new(self, value: Any, kind: type, node: Node) -> Any:
+    def _wrap_new(self, value: Any, kind: Any, node: Node) -> Any:
         if kind is types.FunctionType:
             return self._function(value, node)
         if kind is types.MethodType:
@@ -98,7 +99,7 @@ class Environment:
             return self._partial(value, node)
         if kind in (tuple, list, dict, OrderedDict, set) or (isinstance(value, tuple) and hasattr(kind, "_make")):
             return self._container(value, kind, node)
-        if kind is types.ModuleType:
+        if isinstance(value, types.ModuleType):
             return self._module(value, node)
         if kind is functools._lru_cache_wrapper:
             return self._cached_function(value, node)
@@ -235,7 +236,7 @@ class Environment:
             if kwargs or any(isinstance(value, torch.Tensor) for value in everything):
                 return inner(*args, **kwargs)
             plain = [concrete(value) for value in args]
-            with torch.utils._python_dispatch._disable_current_modes():
+            with _disable_current_modes():
                 result = function(*plain)
             constants = ", ".join(self.plan.constant(value) for value in plain)
             return self.read(result, node, f"{{}}({constants})", f"{node.name}({', '.join(map(str, plain))})")
@@ -244,7 +245,7 @@ class Environment:
 
     # -- containers and modules ---------------------------------------------------------------------------------------
 
-    def _container(self, value: Any, kind: type, node: Node) -> Any:
+    def _container(self, value: Any, kind: Any, node: Node) -> Any:
         plan, variable = self.plan, node.variable
         if len(value) > LARGEST_CONTAINER or kind is set:
             return self.opaque(value, f"a {kind.__name__} of {len(value)} items")
@@ -263,8 +264,8 @@ class Environment:
             self._known[id(value)] = (value, rebuilt, node)
             rebuilt.extend(self._items(value, node))
         else:
-            rebuilt = tuple(self._items(value, node))
-            return rebuilt if kind is tuple else kind._make(rebuilt)  # type: ignore[attr-defined]
+            items = tuple(self._items(value, node))
+            return items if kind is tuple else kind._make(items)
         self._containers.append((rebuilt, rebuilt.copy()))
         return rebuilt
 

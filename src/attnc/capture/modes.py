@@ -7,6 +7,7 @@ reads data. `DispatchMode` sees the ATen calls that torch makes of them.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -149,10 +150,7 @@ class Sizes(tuple):
 
     def numel(self):
         """The number of elements."""
-        product = 1
-        for size in self:
-            product = product * size
-        return product
+        return math.prod(self)
 
 
 def _shape(tracer: Tracer, tensor: torch.Tensor) -> tuple:
@@ -191,8 +189,7 @@ def _is_contiguous(tracer: Tracer, tensor: torch.Tensor, **_) -> bool:
 
 
 def _numel(tracer: Tracer, tensor: torch.Tensor):
-    sizes = _shape(tracer, tensor)
-    return sizes.numel()
+    return math.prod(_shape(tracer, tensor))
 
 
 _ANSWERS = {

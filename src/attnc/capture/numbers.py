@@ -12,7 +12,7 @@ import operator
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
-    from attnc.capture.reads import Node, Plan
+    from attnc.capture.reads import Plan
 
 # ("read", node) | ("const", type name, text) | (template, operand, ...)
 Expression: TypeAlias = tuple
@@ -46,7 +46,7 @@ def describe(expression: Expression, outermost: bool = False) -> str:
 class NumberProxy:
     """A captured number: `value` now, and the `expression` that yields it at every call."""
 
-    __slots__ = ("_plan", "_expression", "_value")
+    __slots__ = ("_expression", "_plan", "_value")
 
     def __init__(self, plan: Plan, expression: Expression, value: int | float):
         self._plan = plan
@@ -194,7 +194,8 @@ def _install() -> None:
         setattr(NumberProxy, f"__r{name}__", reflected)
     for name, template in {"neg": "(-{})", "pos": "(+{})", "abs": "abs({})", "invert": "(~{})"}.items():
 
-        def unary(self, template=template, function=getattr(operator, name)):
+        def unary(self, template=template, name=name):
+            function = getattr(operator, name)
             return _compute(template, function, self)
 
         setattr(NumberProxy, f"__{name}__", unary)

@@ -94,7 +94,7 @@ class Plan:
 class LazyCheck:
     """A plan's function, compiled when it is first called: most plans of a short run never are."""
 
-    __slots__ = ("text", "_constants", "_function")
+    __slots__ = ("_constants", "_function", "text")
 
     def __init__(self, text: str, constants: dict[str, object]):
         self.text = text
@@ -139,7 +139,7 @@ def stride_pattern(sizes: Sequence[int], strides: Sequence[int]) -> str:
 class TensorCheck:
     """Whether a tensor may take the place of the one a mod was traced with: dtype, rank, stride pattern, fixed lengths."""
 
-    __slots__ = ("_class", "_dtype", "_pattern", "_sizes", "_strides", "_last")
+    __slots__ = ("_class", "_dtype", "_last", "_pattern", "_sizes", "_strides")
 
     def __init__(self, tensor: torch.Tensor, pattern: str, sizes: tuple[int | None, ...], exact_strides: bool = False):
         self._class = type(tensor)
@@ -151,7 +151,7 @@ class TensorCheck:
 
     def __call__(self, tensor: torch.Tensor) -> bool:
         kind = type(tensor)
-        if kind is not self._class and kind not in _PLAIN or tensor.dtype is not self._dtype or not tensor.is_cpu:
+        if (kind is not self._class and kind not in _PLAIN) or tensor.dtype is not self._dtype or not tensor.is_cpu:
             return False
         sizes, strides = tensor.shape, tensor.stride()
         last_sizes, last_strides = self._last

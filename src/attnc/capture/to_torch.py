@@ -190,7 +190,7 @@ def _element_type(types: Sequence[Attribute]) -> Attribute:
 
 def _literal(type_: RecordType, elements: Sequence) -> LiteralOp:
     result = _vtensor(type_)
-    data = DenseIntOrFPElementsAttr.from_list(TensorType(result.dtype, list(result.shape)), elements)
+    data = DenseIntOrFPElementsAttr.from_list(TensorType(result.dtype, list(result.shape)), elements)  # pyright: ignore
     return LiteralOp(data, result)
 
 
@@ -212,7 +212,7 @@ def _attention(record: Record, signature: Signature) -> func.FuncOp:
     query, key, value, scale, *operands = block.args
     numbers = operands[len(record.captures) :]
 
-    def read_by(function: Function | None) -> list[SSAValue]:
+    def read_by(function: Function | None) -> Sequence[SSAValue]:
         if function is None:
             return []
         return [operands[index] for index in function.captures] + [numbers[index] for index in function.numbers]

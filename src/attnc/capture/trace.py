@@ -11,9 +11,10 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
 from torch.utils._python_dispatch import _disable_current_modes
 
 from attnc.capture.numbers import Expression, NumberProxy, concrete, describe
@@ -76,7 +77,7 @@ class Value:
 class _Step:
     """An operation before its type is final: which lengths are fixed is known when all is traced."""
 
-    __slots__ = ("name", "operands", "dtype", "shape", "origins", "location")
+    __slots__ = ("dtype", "location", "name", "operands", "origins", "shape")
 
     def __init__(self, name: str, operands: tuple[Operand, ...], result: torch.Tensor, origins: tuple[Origin, ...]):
         self.name = name
@@ -88,7 +89,7 @@ class _Step:
 
 
 class _Capture:
-    __slots__ = ("tensor", "node", "exact_strides", "pattern")
+    __slots__ = ("exact_strides", "node", "pattern", "tensor")
 
     def __init__(self, tensor: torch.Tensor, node: Node | None):
         self.tensor = tensor
@@ -238,8 +239,8 @@ class Tracer:
         flag = Literal.of(False)
         return self.emit("aten.to.dtype", (value.operand, dtype_literal(dtype), flag, flag, Literal.of(None)), result)
 
-    def finish(self, score: _Traced | None, mask: _Traced | None) -> tuple[Record, LazyCheck | None, tuple, tuple]:
-        """The record, the plan (None if each call must trace), and the tensors and numbers of now."""
+    def finish(self, score: _Traced | None, mask: _Traced | None) -> Trace:
+        """The end of a trace."""
         order = _Order()
         score_function = self._function(score, order) if score is not None else None
         mask_function = self._function(mask, order) if mask is not None else None
@@ -254,7 +255,8 @@ class Tracer:
         check = None
         if self.plan.retrace is None:
             check = self._plan(captures, types, numbers)
-        return record, check, tuple(c.tensor for c in captures), tuple(n._value for n in numbers)
+        tensors, values = tuple(c.tensor for c in captures), tuple(n._value for n in numbers)
+        return Trace(record, check, tensors, values, self.plan.retrace)
 
     def _plan(self, captures: list[_Capture], types: tuple[CaptureType, ...], numbers: list[NumberProxy]) -> LazyCheck:
         tensors = []
@@ -310,7 +312,7 @@ class Tracer:
 class _Traced:
     """A traced mod before unused steps are dropped."""
 
-    __slots__ = ("types", "steps", "result")
+    __slots__ = ("result", "steps", "types")
 
     def __init__(self, types: tuple[TensorType, ...], steps: list[_Step], result: Operand):
         self.types = types
@@ -326,8 +328,18 @@ class _Order:
         self.numbers: dict[int, int] = {}
 
 
-def trace(score_mod: object, mask_mod: object, score_dtype: torch.dtype):
-    """Traces both mods (either may be None). Returns what `Tracer.finish` does, and why the plan cannot be kept, if so."""
+class Trace(NamedTuple):
+    """What a trace gives: the record, the plan (or why each call must trace), the tensors and numbers of now."""
+
+    record: Record
+    check: LazyCheck | None
+    tensors: tuple[torch.Tensor, ...]
+    numbers: tuple[int | float, ...]
+    retraced: str | None
+
+
+def trace(score_mod: object, mask_mod: object, score_dtype: torch.dtype) -> Trace:
+    """Traces both mods (either may be None)."""
     from attnc.capture.environment import Environment
 
     with ExitStack() as stack:
@@ -348,7 +360,7 @@ def trace(score_mod: object, mask_mod: object, score_dtype: torch.dtype):
             rebuilt = environment.wrap(mod, node)
             traced.append(None if mod is None else tracer.run(rebuilt, names, score_dtype))
         environment.check_unwritten()
-        return *tracer.finish(*traced), tracer.plan.retrace
+        return tracer.finish(*traced)
 
 
 def check_capture(tensor: torch.Tensor) -> None:
@@ -356,7 +368,7 @@ def check_capture(tensor: torch.Tensor) -> None:
     with torch._C.DisableTorchFunction():
         kind = type(tensor)
         where = _where()
-        if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        if _functorch.is_functorch_wrapped_tensor(tensor):
             raise UnsupportedTransformError("a mod captures a tensor of torch.func (vmap, grad, …)", **where)
         if torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.Python):
             raise UnsupportedTensorError(f"a mod captures a {kind.__name__}, a tensor subclass without plain memory", **where)
