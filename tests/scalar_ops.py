@@ -62,6 +62,23 @@ def _round_half_away(a: np.ndarray) -> np.ndarray:
     return np.copysign(np.floor(np.abs(a) + 0.5), a)
 
 
+def _fused(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """a * b + c of f64 with one rounding (but for double rounding in the last place): the product's error is kept."""
+
+    def split(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        high = x * 134217729.0
+        high = high - (high - x)
+        return high, x - high
+
+    product = a * b
+    (a1, a2), (b1, b2) = split(a), split(b)
+    lost = a2 * b2 - (((product - a1 * b1) - a2 * b1) - a1 * b2)
+    total = product + c
+    back = total - product
+    lost = lost + ((product - (total - back)) + (c - back))
+    return np.where(np.isfinite(lost), total + lost, total)
+
+
 BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "arith.addi": lambda a, b: a + b if a.dtype != np.bool_ else a ^ b,
     "arith.subi": lambda a, b: a - b if a.dtype != np.bool_ else a ^ b,
@@ -179,7 +196,7 @@ def evaluate(op: Operation, operands: list[np.ndarray], exact: bool) -> np.ndarr
             return np.where(*operands)
         if op.name == "math.fma":
             a, b, c = operands
-            return as_type(a.astype(np.float64) * b + c, type_, exact)
+            return as_type(_fused(*(operand.astype(np.float64) for operand in (a, b, c))), type_, exact)
         if op.name in BINARY:
             return as_type(BINARY[op.name](*operands), type_, exact)
         if op.name in UNARY:

@@ -6,10 +6,10 @@ import itertools
 
 import pytest
 import torch
+from torch.nn.attention.flex_attention import AuxRequest
 
 import attnc
 from oracle import Problem, check
-from torch.nn.attention.flex_attention import AuxRequest
 from zoo import DTYPES, ENTRIES, LAYOUTS, SHAPES, Sizes, problem
 
 

@@ -21,6 +21,10 @@ from attnc.errors import (
 
 dispatch_keys = torch._C._dispatch_keys
 functorch = torch._C._functorch  # type: ignore[attr-defined]
+is_dynamo_compiling = torch.compiler.is_dynamo_compiling
+peek_interpreter_stack = functorch.peek_interpreter_stack
+len_torch_dispatch_stack = torch._C._len_torch_dispatch_stack
+is_grad_enabled = torch.is_grad_enabled
 
 
 def _plain_keys() -> frozenset[int]:
@@ -83,6 +87,8 @@ def plain_tensor(name: str, tensor: Any) -> Tensor:
     if tensor.is_quantized:
         raise UnsupportedTensorError(f"{name} is quantised", remedy="pass tensor.dequantize()")
     if tensor.device.type == "meta" or is_fake(tensor):
+        if tensor._has_symbolic_sizes_strides:
+            raise UnsupportedTransformError(f"{name} has symbolic sizes: something traces this call")
         return tensor
     if tensor.device.type != "cpu":
         raise DeviceError(f"{name} is on {tensor.device}: attnc runs on CPU only so far")
@@ -104,13 +110,23 @@ def is_fake(tensor: Tensor) -> bool:
     return hasattr(tensor, "fake_mode")
 
 
+def same_device(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether all three hold values (False: none does, they are meta or fake). Raises `DeviceError` where they differ."""
+    kinds = [is_plain(tensor) for tensor in (query, key, value)]
+    if not query.device == key.device == value.device or len(set(kinds)) > 1:
+        fake = [" (fake)" if is_fake(tensor) else "" for tensor in (query, key, value)]
+        places = [f"{tensor.device}{note}" for tensor, note in zip((query, key, value), fake, strict=True)]
+        raise DeviceError(f"query, key and value are on {places[0]}, {places[1]} and {places[2]}")
+    return kinds[0]
+
+
 def check_modes() -> None:
     """Refuse calls that something traces: torch.compile, make_fx, torch.func. Raises `UnsupportedTransformError`."""
-    if torch.compiler.is_dynamo_compiling():
+    if is_dynamo_compiling():
         raise UnsupportedTransformError("attnc.flex_attention is called inside a torch.compile region")
-    if functorch.peek_interpreter_stack() is not None:
+    if peek_interpreter_stack() is not None:
         raise UnsupportedTransformError("attnc.flex_attention is called inside a torch.func transform (vmap, grad, jvp …)")
-    if torch._C._len_torch_dispatch_stack():
+    if len_torch_dispatch_stack():
         kinds = torch._C._TorchDispatchModeKey
         for kind in (kinds.PROXY, kinds.FUNCTIONAL):
             if torch._C._get_dispatch_mode(kind) is not None:
@@ -119,12 +135,15 @@ def check_modes() -> None:
                 )
 
 
+def may_differentiate() -> bool:
+    """Whether gradients or tangents could be asked of this call."""
+    return is_grad_enabled() or forward_ad._current_level >= 0
+
+
 def check_gradients(tensors: Iterable[tuple[str, Tensor]]) -> None:
     """Refuse tensors whose gradient would be lost. Raises `GradientNotImplementedError`."""
     grad = torch.is_grad_enabled()
     forward = forward_ad._current_level >= 0
-    if not grad and not forward:
-        return
     for name, tensor in tensors:
         if grad and tensor.requires_grad:
             raise GradientNotImplementedError(f"{name} requires grad, and attnc has no backward pass yet")

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from attnc import programs
-from attnc.errors import ArgumentsError, DeviceError, DtypeError, TorchMissingError
+from attnc.errors import ArgumentsError, DtypeError, TorchMissingError
 
 try:
     import torch
@@ -27,6 +27,8 @@ from attnc.checks import DTYPES, PLAIN_KEYS, dispatch_keys
 from attnc.runtime.attention import Layout
 from attnc.runtime.signature import ANY, UNIT, Signature
 
+is_autocast_enabled = torch.is_autocast_enabled
+
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import AuxRequest, FlexKernelOptions
 
@@ -36,7 +38,19 @@ if TYPE_CHECKING:
 class Call:
     """One call, checked and captured: everything but its program and its results."""
 
-    __slots__ = ("blocks", "captures", "key", "layout", "numbers", "query", "record", "scale", "signature", "value")
+    __slots__ = (
+        "blocks",
+        "captures",
+        "has_values",
+        "key",
+        "layout",
+        "numbers",
+        "query",
+        "record",
+        "scale",
+        "signature",
+        "value",
+    )
 
     query: Tensor
     key: Tensor
@@ -48,6 +62,8 @@ class Call:
     captures: Sequence[Tensor]
     numbers: Sequence[int | float]
     blocks: Tensor | None
+    has_values: bool
+    """Whether there is something to compute: False for meta and fake tensors, whose mods are not looked at."""
 
 
 def flex_attention(
@@ -132,6 +148,8 @@ def checked_call(
         checks.check_kernel_options(kernel_options)
     want_lse, want_max = (return_lse, False) if return_aux is None else requested(return_aux, return_lse)
     checks.check_modes()
+    call = Call()
+    call.has_values = True
     if not (
         isinstance(query, Tensor)
         and isinstance(key, Tensor)
@@ -143,32 +161,31 @@ def checked_call(
         query = checks.plain_tensor("query", query)
         key = checks.plain_tensor("key", key)
         value = checks.plain_tensor("value", value)
-        if not query.device == key.device == value.device:
-            raise DeviceError(f"query, key and value are on {query.device}, {key.device} and {value.device}")
-    if torch.is_autocast_enabled("cpu"):
+        call.has_values = checks.same_device(query, key, value)
+    if is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")
         query, key, value = (checks.autocast(tensor, dtype) for tensor in (query, key, value))
     element = query.dtype
     if not (key.dtype is element and value.dtype is element and element in DTYPES):
         raise DtypeError(f"query, key and value have dtypes {query.dtype}, {key.dtype} and {value.dtype}")
-    checks.check_gradients((("query", query), ("key", key), ("value", value)))
-    call = Call()
+    if checks.may_differentiate():
+        checks.check_gradients((("query", query), ("key", key), ("value", value)))
     call.query, call.key, call.value = query, key, value
-    call.layout, call.signature = _layout(query, key, value, enable_gqa, want_lse, want_max)
+    call.layout, call.signature = _layout(query, key, value, bool(enable_gqa), bool(want_lse), want_max)
     call.scale = checks.scale_value(scale, call.signature.head_dim)
-    if query.device.type == "cpu":
+    call.blocks = None
+    if call.has_values:
         _capture(call, score_mod, block_mask, mask_mod)
     return call
 
 
 def _capture(call: Call, score_mod: Any, block_mask: Any, mask_mod: Any) -> None:
     """Capture the mods and a BlockMask's lists into `call`."""
-    call.blocks = None
     if block_mask is not None:
         mask_mod = _read_block_mask(call, block_mask, mask_mod)
     score_dtype = torch.float64 if call.query.dtype is torch.float64 else torch.float32
     call.record, call.captures, call.numbers, _ = capture(score_mod, mask_mod, score_dtype=score_dtype)
-    if call.captures:
+    if call.captures and checks.may_differentiate():
         names = (f"captured tensor '{type_.name}'" for type_ in call.record.captures)
         checks.check_gradients(zip(names, call.captures, strict=True))
 
@@ -206,14 +223,14 @@ def _layout(
     found = _layouts.get(known)
     if found is None:
         buffers = [(tuple(size), stride) for size, stride in zip(sizes, strides, strict=True)]
-        layout = Layout(*buffers, enable_gqa=bool(enable_gqa))
+        layout = Layout(*buffers, enable_gqa=enable_gqa)
         signature = Signature(
             DTYPES[query.dtype],
             sizes[0][3],
             sizes[2][3],
             *(UNIT if stride[-1] == 1 else ANY for stride in strides),
-            return_lse=bool(want_lse),
-            return_max=bool(want_max),
+            return_lse=want_lse,
+            return_max=want_max,
         )
         found = layout, signature
         if len(_layouts) >= _LAYOUTS_KEPT:
@@ -223,23 +240,42 @@ def _layout(
 
 
 def run(call: Call) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Run a prepared call: (out, lse or None, max_scores or None). Compiles if need be. Raises `CaptureIndexError`."""
+    """Run a checked call: (out, lse or None, max_scores or None). Compiles if need be. Raises `CaptureIndexError`."""
     query, layout, signature = call.query, call.layout, call.signature
-    dtype, device = query.dtype, query.device
+    dtype = query.dtype
     stats = torch.float64 if dtype is torch.float64 else torch.float32
-    out = torch.empty_strided(layout.out_shape, layout.out_strides, dtype=dtype, device=device)
-    lse = torch.empty(layout.lse_shape, dtype=stats, device=device) if signature.return_lse else None
-    max_scores = torch.empty(layout.lse_shape, dtype=stats, device=device) if signature.return_max else None
-    if layout.without_rows or layout.without_keys or not checks.is_plain(query):
-        if layout.without_keys:
-            out.zero_()
-            for statistics in (lse, max_scores):
-                if statistics is not None:
-                    statistics.fill_(-torch.inf)
+    if not call.has_values:
+        return (
+            query.new_empty_strided(layout.out_shape, layout.out_strides),
+            query.new_empty(layout.lse_shape, dtype=stats) if signature.return_lse else None,
+            query.new_empty(layout.lse_shape, dtype=stats) if signature.return_max else None,
+        )
+    out = torch.empty_strided(layout.out_shape, layout.out_strides, dtype=dtype, device="cpu")
+    lse = torch.empty(layout.lse_shape, dtype=stats, device="cpu") if signature.return_lse else None
+    max_scores = torch.empty(layout.lse_shape, dtype=stats, device="cpu") if signature.return_max else None
+    if layout.without_rows:
         return out, lse, max_scores
-    attention = programs.program(call.record, signature)
-    words: list[int | float] = [query.data_ptr(), *layout.query, call.key.data_ptr(), *layout.key]
-    words += (call.value.data_ptr(), *layout.value, call.scale)
+    if layout.without_keys:
+        out.zero_()
+        for statistics in (lse, max_scores):
+            if statistics is not None:
+                statistics.fill_(-torch.inf)
+        return out, lse, max_scores
+    record = call.record
+    known_record, attention = layout.program
+    if known_record is not record or call.blocks is not None:
+        attention = programs.program(record, signature)
+        if call.blocks is None:
+            layout.program = record, attention  # equal records are one object
+    words = [
+        query.data_ptr(),
+        *layout.query,
+        call.key.data_ptr(),
+        *layout.key,
+        call.value.data_ptr(),
+        *layout.value,
+        call.scale,
+    ]
     for tensor in call.captures:
         words += (tensor.data_ptr(), *tensor.shape, *tensor.stride())
     words += call.numbers
@@ -253,5 +289,5 @@ def run(call: Call) -> tuple[Tensor, Tensor | None, Tensor | None]:
     if attention.launch(words, (call, out, lse, max_scores)):
         from attnc import pipeline
 
-        raise pipeline.locate_attention(call.record, signature, words)
+        raise pipeline.locate_attention(record, signature, words)
     return out, lse, max_scores

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from attnc.errors import CompileError, ShapeError
 from attnc.runtime.abi import KernelRecord
@@ -70,6 +71,7 @@ class Layout:
         "out",
         "out_shape",
         "out_strides",
+        "program",
         "query",
         "value",
         "without_keys",
@@ -95,6 +97,7 @@ class Layout:
         self.value = _broadcast_batch(value, batch)
         self.out = (*self.out_shape, *self.out_strides)
         self.lse = (*self.lse_shape, *lse_strides)
+        self.program: tuple[Any, Any] = (None, None)  # the last trace record it was run with, and its program
         self.group = group_of(heads, key[0][1], queries)
         self.without_rows = batch * heads * queries == 0
         self.without_keys = key[0][2] == 0

@@ -14,6 +14,7 @@ import struct
 import threading
 from collections.abc import Sequence
 
+from attnc.errors import ArgumentsError
 from attnc.runtime import threads
 from attnc.runtime.abi import KernelRecord
 from attnc.runtime.arena import Block, scratch
@@ -83,7 +84,10 @@ class Kernel:
             frame = self._frames.pop()
         except IndexError:
             frame = _Frame(self._words)
-        self._pack(frame.buffer, 0, *words)
+        try:
+            self._pack(frame.buffer, 0, *words)
+        except struct.error as error:
+            raise ArgumentsError(f"an argument of kernel {self.record.name} does not fit in 64 bits: {error}") from error
         self._plan(frame.args, frame.result)
         tasks, shared, zero, flops = _PLAN.unpack_from(frame.buffer, frame.result_offset)
         if tasks <= 0:

@@ -92,6 +92,7 @@ class _Classifier:
         self.heads = Interval(h0, h1, frozenset("h"))
         self.arguments: dict[BlockArgument, BlockArgument] = {}
         self.proofs: dict[Operation, tuple[str, Condition]] = {}
+        self.scans: dict[tuple[object, ...], tuple[Scalar, Scalar]] = {}
         self.sizes: dict[tuple[SSAValue, int], Scalar] = {}
         self.analysis = IntervalAnalysis(self.a, self._read, self._outer)
 
@@ -255,6 +256,9 @@ class _Classifier:
 
     def _scan(self, buffer: BlockArgument, lower: list[Scalar], upper: list[Scalar]) -> tuple[Scalar, Scalar]:
         a = self.a
+        key = (buffer, *lower, *upper)
+        if key in self.scans:
+            return self.scans[key]
         bounds = [[a.value(x) for x in bound] for bound in (lower, upper)]
         range_ = self.build.insert(tile.RangeOp(self._argument(buffer), *bounds))
         width = width_of(cast(TensorType, buffer.type).element_type)
@@ -265,6 +269,7 @@ class _Classifier:
             a.assume(self.build.cast("index_cast", result, INDEX, hint), *limits)
             for result, hint in zip(range_.results, hints, strict=True)
         )
+        self.scans[key] = least, greatest
         return least, greatest
 
 

@@ -27,10 +27,10 @@ from attnc.transforms.convert_torch_to_linalg_ext_values import (
 
 def scaled(r: ScalarBuilder, dtype: Attribute, x: Operand, alpha: Operand) -> SSAValue:
     """`alpha * x`, ready to compute with."""
-    value = r.lift(x, dtype)
+    value = r.lift_rounded(x, dtype)
     if isinstance(alpha, Number) and alpha.constant == 1:
         return value
-    return r.multiply(value, r.lift(alpha, dtype))
+    return r.multiply(value, r.lift_rounded(alpha, dtype))
 
 
 _ONE = Number(f64, 1)
@@ -40,17 +40,17 @@ _ONE = Number(f64, 1)
 def add(r: ScalarBuilder, dtype: Attribute, a: Operand, b: Operand, alpha: Operand = _ONE) -> SSAValue:
     if dtype == i1:
         return r.either(r.convert(a, dtype), r.convert(b, dtype))
-    return r.rounded(r.add(r.lift(a, dtype), scaled(r, dtype, b, alpha)), dtype)
+    return r.rounded(r.add(r.lift_rounded(a, dtype), scaled(r, dtype, b, alpha)), dtype)
 
 
 @elementwise("Arithmetic", "sub.Tensor sub.Scalar")
 def sub(r: ScalarBuilder, dtype: Attribute, a: Operand, b: Operand, alpha: Operand = _ONE) -> SSAValue:
-    return r.rounded(r.subtract(r.lift(a, dtype), scaled(r, dtype, b, alpha)), dtype)
+    return r.rounded(r.subtract(r.lift_rounded(a, dtype), scaled(r, dtype, b, alpha)), dtype)
 
 
 @elementwise("Arithmetic", "rsub.Tensor rsub.Scalar")
 def rsub(r: ScalarBuilder, dtype: Attribute, a: Operand, b: Operand, alpha: Operand = _ONE) -> SSAValue:
-    return r.rounded(r.subtract(r.lift(b, dtype), scaled(r, dtype, a, alpha)), dtype)
+    return r.rounded(r.subtract(r.lift_rounded(b, dtype), scaled(r, dtype, a, alpha)), dtype)
 
 
 @elementwise("Arithmetic", "mul.Tensor mul.Scalar")
@@ -72,7 +72,8 @@ def div_mode(r: ScalarBuilder, dtype: Attribute, a: Operand, b: Operand, mode: s
     if mode == "floor":
         return floor_divide(r, dtype, a, b)
     if is_float(dtype):
-        return r.rounded(r.math(math.TruncOp, r.divide(r.lift(a, dtype), r.lift(b, dtype))), dtype)
+        quotient = r.rounded(r.divide(r.lift(a, dtype), r.lift(b, dtype)), dtype)
+        return r.rounded(r.math(math.TruncOp, r.extended(quotient)), dtype)
     division = arith.DivSIOp if signed(dtype) else arith.DivUIOp
     return r.integer(division, r.convert(a, dtype), r.convert(b, dtype))
 
@@ -80,7 +81,9 @@ def div_mode(r: ScalarBuilder, dtype: Attribute, a: Operand, b: Operand, mode: s
 @elementwise("Arithmetic", "floor_divide floor_divide.Scalar", "rounds down, also for negative numbers")
 def floor_divide(r: ScalarBuilder, dtype: Attribute, a: Operand, b: Operand) -> SSAValue:
     if is_float(dtype):
-        return r.rounded(_floor_quotient(r, r.lift(a, dtype), r.lift(b, dtype)), dtype)
+        # By a Python number, torch divides half types in f32; by a tensor, it rounds every step.
+        steps = f32 if isinstance(b, Number) and dtype != f64 else dtype
+        return r.rounded(_floor_quotient(r, steps, r.lift(a, dtype), r.lift(b, dtype)), dtype)
     return integer_floor_divide(r, dtype, r.convert(a, dtype), r.convert(b, dtype))
 
 
@@ -92,7 +95,7 @@ def integer_floor_divide(r: ScalarBuilder, dtype: Attribute, a: SSAValue, b: SSA
 @elementwise(
     "Arithmetic",
     "remainder.Tensor remainder.Scalar remainder.Scalar_Tensor",
-    "has the sign of the divisor; of floats exact where the quotient is below 2^28",
+    "has the sign of the divisor; of floats exact where the quotient is below 2^53",
 )
 def remainder(r: ScalarBuilder, dtype: Attribute, a: Operand, b: Operand) -> SSAValue:
     if not is_float(dtype):
@@ -112,7 +115,7 @@ def integer_remainder(r: ScalarBuilder, dtype: Attribute, a: SSAValue, b: SSAVal
 @elementwise(
     "Arithmetic",
     "fmod.Tensor fmod.Scalar",
-    "has the sign of the dividend; of floats exact where the quotient is below 2^28",
+    "has the sign of the dividend; of floats exact where the quotient is below 2^53",
 )
 def fmod(r: ScalarBuilder, dtype: Attribute, a: Operand, b: Operand) -> SSAValue:
     if is_float(dtype):
@@ -121,15 +124,17 @@ def fmod(r: ScalarBuilder, dtype: Attribute, a: Operand, b: Operand) -> SSAValue
 
 
 def float_fmod(r: ScalarBuilder, a: SSAValue, b: SSAValue) -> SSAValue:
-    """C's fmod. f32 is computed in f64, where quotient and product are exact up to 2^28."""
+    """C's fmod, in f64: the fused rest of a quotient that is at most one too large is exact, and so is its correction."""
     wide = a.type == f32
     x, y = (r.cast(arith.ExtFOp, v, f64) for v in (a, b)) if wide else (a, b)
-    quotient = r.math(math.TruncOp, r.divide(x, y))
-    rest = r.subtract(x, r.multiply(quotient, y))
-    if wide:
-        rest = r.cast(arith.TruncFOp, rest, f32)
-    small = r.compare("lt", r.math(math.AbsFOp, a), r.math(math.AbsFOp, b))
-    return r.select(small, a, r.math(math.CopySignOp, rest, a))
+    divisor = r.math(math.AbsFOp, y)
+    size = r.math(math.AbsFOp, x)
+    quotient = r.math(math.TruncOp, r.divide(size, divisor))
+    rest = r.math(math.FmaOp, r.negate(quotient), divisor, size)
+    rest = r.select(r.compare("lt", rest, r.constant(f64, 0.0)), r.add(rest, divisor), rest)
+    rest = r.select(r.compare("lt", size, divisor), size, rest)
+    rest = r.math(math.CopySignOp, rest, x)
+    return r.cast(arith.TruncFOp, rest, f32) if wide else rest
 
 
 def _float_rest(r: ScalarBuilder, a: SSAValue, b: SSAValue) -> tuple[SSAValue, SSAValue]:
@@ -140,15 +145,19 @@ def _float_rest(r: ScalarBuilder, a: SSAValue, b: SSAValue) -> tuple[SSAValue, S
     return rest, r.both(r.compare("ne", rest, zero), differs)
 
 
-def _floor_quotient(r: ScalarBuilder, a: SSAValue, b: SSAValue) -> SSAValue:
-    """torch's float floor division, which is exact where a / b would round up to the next integer."""
+def _floor_quotient(r: ScalarBuilder, dtype: Attribute, a: SSAValue, b: SSAValue) -> SSAValue:
+    """torch's float floor division, which is exact where a / b would round up to the next integer; half types round each step."""
+
+    def step(value: SSAValue) -> SSAValue:
+        return r.extended(r.rounded(value, dtype))
+
     rest, wrong = _float_rest(r, a, b)
     zero, one, half = (r.constant(a.type, c) for c in (0.0, 1.0, 0.5))
-    quotient = r.divide(r.subtract(a, rest), b)
-    quotient = r.select(wrong, r.subtract(quotient, one), quotient)
+    quotient = step(r.divide(step(r.subtract(a, rest)), b))
+    quotient = r.select(wrong, step(r.subtract(quotient, one)), quotient)
     floor = r.math(math.FloorOp, quotient)
-    rounds_up = r.compare("gt", r.subtract(quotient, floor), half)
-    floor = r.select(rounds_up, r.add(floor, one), floor)
+    rounds_up = r.compare("gt", step(r.subtract(quotient, floor)), half)
+    floor = r.select(rounds_up, step(r.add(floor, one)), floor)
     plain = r.divide(a, b)
     result = r.select(r.compare("eq", quotient, zero), r.math(math.CopySignOp, zero, plain), floor)
     return r.select(r.compare("eq", b, zero), plain, result)
@@ -452,12 +461,12 @@ def copysign(r: ScalarBuilder, dtype: Attribute, a: Operand, b: Operand) -> SSAV
 def heaviside(r: ScalarBuilder, dtype: Attribute, x: Operand, at_zero: Operand) -> SSAValue:
     value, middle = r.lift(x, dtype), r.lift(at_zero, dtype)
     zero, one = (r.constant(value.type, c) for c in (0, 1))
-    step = r.select(r.compare("lt", value, zero, is_unsigned(dtype)), zero, one)
+    step = r.select(r.compare("gt", value, zero, is_unsigned(dtype)), one, zero)
     return r.rounded(r.select(r.compare("eq", value, zero), middle, step), dtype)
 
 
 @elementwise("Selection and conversion", "threshold")
 def threshold(r: ScalarBuilder, dtype: Attribute, x: Operand, limit: Operand, value: Operand) -> SSAValue:
     kept = r.lift(x, dtype)
-    below = r.compare("le", kept, r.lift_rounded(limit, dtype), is_unsigned(dtype))
-    return r.rounded(r.select(below, r.lift_rounded(value, dtype), kept), dtype)
+    below = r.compare("le", kept, r.lift(limit, dtype), is_unsigned(dtype))
+    return r.rounded(r.select(below, r.lift(value, dtype), kept), dtype)

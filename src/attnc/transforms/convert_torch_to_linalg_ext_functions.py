@@ -13,7 +13,7 @@ from xdsl.dialects import arith, math
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from attnc.transforms.convert_torch_to_linalg_ext_arithmetic import larger, smaller
-from attnc.transforms.convert_torch_to_linalg_ext_region import f64
+from attnc.transforms.convert_torch_to_linalg_ext_region import bf16, f16, f64
 from attnc.transforms.convert_torch_to_linalg_ext_table import Unsupported, elementwise
 from attnc.transforms.convert_torch_to_linalg_ext_values import Number, Operand, ScalarBuilder, is_float, signed, width
 
@@ -113,16 +113,22 @@ def square(r: ScalarBuilder, dtype: Attribute, x: Operand) -> SSAValue:
     return r.rounded(r.multiply(value, value), dtype)
 
 
-# Exponents that torch computes without pow.
-_EXACT_POWERS: dict[float, _Formula] = {
-    1.0: lambda r, x: x,
-    2.0: lambda r, x: r.multiply(x, x),
-    3.0: lambda r, x: r.multiply(r.multiply(x, x), x),
-    0.5: lambda r, x: r.math(math.SqrtOp, x),
-    -0.5: lambda r, x: reciprocal(r, r.math(math.SqrtOp, x)),
-    -1.0: lambda r, x: reciprocal(r, x),
-    -2.0: lambda r, x: reciprocal(r, r.multiply(x, x)),
-}
+def _exact_power(r: ScalarBuilder, dtype: Attribute, x: SSAValue, exponent: float) -> SSAValue | None:
+    """The exponents that torch computes without pow, with its roundings; None for others."""
+    # float16 goes through C's pow in float; bfloat16 rounds each product.
+    if exponent in (2.0, 3.0, -2.0):
+        square_ = r.multiply(x, x)
+        if dtype == bf16:
+            square_ = r.extended(r.rounded(square_, dtype))
+        return {2.0: lambda: square_, 3.0: lambda: r.multiply(square_, x), -2.0: lambda: reciprocal(r, square_)}[exponent]()
+    if exponent == 1.0:
+        return x
+    if exponent == -1.0:
+        return reciprocal(r, x)
+    if exponent in (0.5, -0.5) and dtype != f16:
+        root = r.math(math.SqrtOp, x)
+        return root if exponent > 0 else reciprocal(r, root)
+    return None
 
 
 @elementwise("Powers", "pow.Tensor_Scalar")
@@ -133,8 +139,8 @@ def pow_scalar(r: ScalarBuilder, dtype: Attribute, x: Operand, exponent: Operand
     if not is_float(dtype):
         return _integer_power(r, dtype, r.convert(x, dtype), exponent)
     value = r.lift(x, dtype)
-    if known is not None and (formula := _EXACT_POWERS.get(float(known))):
-        return r.rounded(formula(r, value), dtype)
+    if known is not None and (result := _exact_power(r, dtype, value, float(known))) is not None:
+        return r.rounded(result, dtype)
     return r.rounded(r.math(math.PowFOp, value, r.lift(exponent, dtype)), dtype)
 
 
@@ -147,7 +153,7 @@ def pow_tensor(r: ScalarBuilder, dtype: Attribute, base: Operand, exponent: Oper
     power = r.lift(exponent, dtype)
     if isinstance(base, Number) and base.constant == 2:
         return r.rounded(r.math(math.Exp2Op, power), dtype)
-    return r.rounded(r.math(math.PowFOp, r.lift(base, dtype), power), dtype)
+    return r.rounded(r.math(math.PowFOp, r.lift_rounded(base, dtype), power), dtype)
 
 
 def _integer_power(r: ScalarBuilder, dtype: Attribute, base: SSAValue, exponent: Operand) -> SSAValue:
@@ -199,7 +205,7 @@ def asinh(r: ScalarBuilder, x: SSAValue) -> SSAValue:
 @unary("Functions", "acosh")
 def acosh(r: ScalarBuilder, x: SSAValue) -> SSAValue:
     t = r.subtract(x, r.constant(x.type, 1.0))
-    root = r.math(math.SqrtOp, r.add(r.add(t, t), r.multiply(t, t)))
+    root = r.multiply(r.math(math.SqrtOp, t), r.math(math.SqrtOp, r.add(t, r.constant(x.type, 2.0))))
     return _unless_huge(r, x, r.math(math.Log1pOp, r.add(t, root)))
 
 
@@ -253,12 +259,14 @@ def logaddexp(r: ScalarBuilder, dtype: Attribute, a: Operand, b: Operand) -> SSA
 
 @elementwise("Functions", "hypot")
 def hypot(r: ScalarBuilder, dtype: Attribute, a: Operand, b: Operand) -> SSAValue:
-    x, y = r.lift(a, dtype), r.lift(b, dtype)
-    if x.type == f64:
-        raise Unsupported("in float64: its squares may overflow")
-    wide_x, wide_y = r.cast(arith.ExtFOp, x, f64), r.cast(arith.ExtFOp, y, f64)
-    total = r.add(r.multiply(wide_x, wide_x), r.multiply(wide_y, wide_y))
-    return r.rounded(r.cast(arith.TruncFOp, r.math(math.SqrtOp, total), x.type), dtype)
+    x, y = (r.math(math.AbsFOp, r.lift(operand, dtype)) for operand in (a, b))
+    top, low = larger(r, dtype, x, y), smaller(r, dtype, x, y)
+    zero, one, infinity = (r.constant(x.type, c) for c in (0.0, 1.0, float("inf")))
+    ratio = r.divide(low, top)
+    result = r.multiply(top, r.math(math.SqrtOp, r.add(one, r.multiply(ratio, ratio))))
+    result = r.select(r.compare("eq", top, zero), zero, result)
+    infinite = r.either(r.compare("eq", x, infinity), r.compare("eq", y, infinity))
+    return r.rounded(r.select(infinite, infinity, result), dtype)
 
 
 # -- activations ------------------------------------------------------------------------------------------------------
@@ -372,7 +380,7 @@ def mish(r: ScalarBuilder, x: SSAValue) -> SSAValue:
     return r.multiply(x, r.math(math.TanhOp, r.math(math.Log1pOp, r.math(math.ExpOp, x))))
 
 
-@unary("Activations", "log_sigmoid")
+@unary("Activations", "log_sigmoid log_sigmoid_forward")
 def log_sigmoid(r: ScalarBuilder, x: SSAValue) -> SSAValue:
     below = smaller(r, x.type, x, r.constant(x.type, 0.0))
     return r.subtract(below, r.math(math.Log1pOp, r.math(math.ExpOp, r.negate(r.math(math.AbsFOp, x)))))

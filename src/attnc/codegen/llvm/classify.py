@@ -10,9 +10,10 @@ from attnc.codegen.llvm.scalar import Buffer, RegionEmitter, Value, element_type
 from attnc.codegen.llvm.text import Function
 from attnc.dialects import tile
 from attnc.errors import LoweringError
+from attnc.target import Target
 
 
-def emit_function(function: FuncOp, outer: RegionEmitter) -> str:
+def emit_function(function: FuncOp, outer: RegionEmitter, target: Target) -> str:
     """The text of `function`; what it needs of math functions and declarations is added to `outer`'s.
 
     A buffer argument is passed as its pointer, sizes and strides.
@@ -31,7 +32,7 @@ def emit_function(function: FuncOp, outer: RegionEmitter) -> str:
     if len(results) != 1:
         raise LoweringError(f"@{function.sym_name.data}: a classifier returns one value")
     f = Function(function.sym_name.data, arguments, element_type(results[0]), "internal", "nounwind noinline")
-    region = RegionEmitter(f, 1)
+    region = RegionEmitter(f, 1, target)
     region.functions, region.declarations, region.libm = outer.functions, outer.declarations, outer.libm
     for n, argument in enumerate(block.args):
         if isinstance(argument.type, MemRefType):

@@ -146,7 +146,7 @@ class KernelEmitter:
         from attnc.codegen.llvm.classify import emit_function
 
         work = Function(f"{self.name}.work", [("ptr", "context")])
-        region = RegionEmitter(work, self.width)
+        region = RegionEmitter(work, self.width, self.target)
         with work.at_entry():
             fields = [
                 work.load("ptr" if n in (0, 1, 2) else "i64", work.pointer("%context", n, "i64"), 8) for n in (0, 1, 2, 3, 6)
@@ -173,7 +173,7 @@ class KernelEmitter:
         functions = [work.finish(), self._plan()]
         for function in self.module.body.block.ops:
             if isinstance(function, FuncOp) and function.sym_name.data in body.called:
-                functions.append(emit_function(function, region))
+                functions.append(emit_function(function, region, self.target))
         text = "\n\n".join(functions)
         return self._assemble(text, region, body)
 
@@ -232,7 +232,7 @@ class KernelEmitter:
         from attnc.codegen.llvm.staging import Staging
 
         f = Function(f"{self.name}.plan", [("ptr", "args"), ("ptr", "result")])
-        region = RegionEmitter(f, self.width)
+        region = RegionEmitter(f, self.width, self.target)
         load_arguments(region, "%args", self.kernel.body.block)
         self.emit_kernel_scalars(region)
         staging = Staging(self, region)

@@ -56,7 +56,7 @@ class _LocatorEmitter:
     def __init__(self, kernel: tile.KernelOp, module: ModuleOp, target: Target):
         self.kernel = KernelEmitter(kernel, module, target)
         self.f = Function(f"{self.kernel.name}.locate", [("ptr", "args"), ("ptr", "result")])
-        self.region = RegionEmitter(self.f, 1)
+        self.region = RegionEmitter(self.f, 1, target)
         self.causes: list[str | None] = []
         self.coordinates: list[str] = []
         self.row = self.position = "0"

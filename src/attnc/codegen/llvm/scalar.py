@@ -35,6 +35,7 @@ from attnc.codegen.llvm import math as vector_math
 from attnc.codegen.llvm.text import Function, float_constant, splat_constant, vector
 from attnc.dialects import tile
 from attnc.errors import LoweringError
+from attnc.target import Target
 
 KERNEL, BLOCK, ROW, LANE = range(4)
 """Depths: what a value depends on at the most."""
@@ -185,9 +186,10 @@ class RegionEmitter:
     `width` is the number of lanes; `column` the i64 scalar of the lane loop's position, set while lanes are being written.
     """
 
-    def __init__(self, function: Function, width: int):
+    def __init__(self, function: Function, width: int, target: Target):
         self.f = function
         self.width = width
+        self.machine = vector_math.Machine.of(target.triple, target.features)
         self.values: dict[SSAValue, Value] = {}
         self.buffers: dict[SSAValue, Buffer] = {}
         self.depths: dict[SSAValue, int] = {}
@@ -273,16 +275,12 @@ class RegionEmitter:
     def call(self, name: str, element: str, lane: bool, arguments: Sequence[str]) -> str:
         """Call a vector function of `math.py`, defined in this module on first use."""
         width = self.width if lane else 1
-        symbol, text = vector_math.define(name, element, width)
+        symbol, text = vector_math.define(name, element, width, self.machine)
         self.functions.setdefault(symbol, text)
-        self.declarations.update(vector_math.declarations(name, element, width))
+        self.declarations.update(vector_math.declarations(name, element, width, self.machine))
         self.libm.update(vector_math.libm_symbols(name, element))
         type_ = vector(width, element)
-        result = type_
-        if name == "bf16_to_f32":
-            result = vector(width, "float")
-        elif name == "f32_to_bf16":
-            result = vector(width, "i16")
+        result = vector(width, vector_math.signature(name, element)[1])
         return self.f.emit(f"call {result} {symbol}({', '.join(f'{type_} {a}' for a in arguments)})")
 
     def intrinsic(self, name: str, element: str, lane: bool, arguments: Sequence[str], extra: str = "") -> str:
@@ -509,12 +507,15 @@ def _cast(e: RegionEmitter, op: Operation) -> None:
     elif name == "arith.truncf":
         e.define(result, _truncate_float(e, source.element, text, lane, result.type), lane)
     elif name in ("arith.fptosi", "arith.fptoui"):
-        # Freeze: what does not fit is some value, never poison.
-        instruction = "fptosi" if name == "arith.fptosi" else "fptoui"
-        if isinstance(source.type, BFloat16Type):
-            text, here = _extend_float(e, source.type, text, lane, "float"), vector(width, "float")
-        converted = e.f.emit(f"{instruction} {here} {text} to {there}")
-        e.define(result, e.f.emit(f"freeze {there} {converted}"), lane)
+        element = source.element
+        if not isinstance(source.type, Float32Type | Float64Type):
+            text, element = _extend_float(e, source.type, text, lane, "float"), "float"
+        if name == "arith.fptosi" and to in ("i8", "i16", "i32", "i64"):
+            e.define(result, e.call(f"fptosi.{to}", element, lane, [text]), lane)
+            return
+        # Through i64, so that what does not fit is some value and never poison.
+        wide = e.call("fptosi.i64", element, lane, [text])
+        e.define(result, wide if to == "i64" else e.f.emit(f"trunc {vector(width, 'i64')} {wide} to {there}"), lane)
     elif name in ("arith.sitofp", "arith.uitofp"):
         instruction = "sitofp" if name == "arith.sitofp" else "uitofp"
         if isinstance(result.type, BFloat16Type):
@@ -545,19 +546,25 @@ def _extend_float(e: RegionEmitter, type_: Attribute, text: str, lane: bool, to:
     width = e.width if lane else 1
     if isinstance(type_, BFloat16Type):
         text = e.call("bf16_to_f32", "i16", lane, [text])
-        if to == "float":
-            return text
-        return e.f.emit(f"fpext {vector(width, 'float')} {text} to {vector(width, to)}")
-    return e.f.emit(f"fpext {vector(width, element_type(type_))} {text} to {vector(width, to)}")
+    elif isinstance(type_, Float16Type) and not e.machine.halves:
+        bits = e.f.emit(f"bitcast {vector(width, 'half')} {text} to {vector(width, 'i16')}")
+        text = e.call("f16_to_f32", "i16", lane, [bits])
+    else:
+        return e.f.emit(f"fpext {vector(width, element_type(type_))} {text} to {vector(width, to)}")
+    return text if to == "float" else e.f.emit(f"fpext {vector(width, 'float')} {text} to {vector(width, to)}")
 
 
 def _truncate_float(e: RegionEmitter, element: str, text: str, lane: bool, to: Attribute) -> str:
     width = e.width if lane else 1
+    halves = isinstance(to, BFloat16Type) or (isinstance(to, Float16Type) and not e.machine.halves)
+    if not halves:
+        return e.f.emit(f"fptrunc {vector(width, element)} {text} to {vector(width, element_type(to))}")
+    if element == "double":
+        text = e.f.emit(f"fptrunc {vector(width, 'double')} {text} to {vector(width, 'float')}")
     if isinstance(to, BFloat16Type):
-        if element == "double":
-            text = e.f.emit(f"fptrunc {vector(width, 'double')} {text} to {vector(width, 'float')}")
         return e.call("f32_to_bf16", "float", lane, [text])
-    return e.f.emit(f"fptrunc {vector(width, element)} {text} to {vector(width, element_type(to))}")
+    bits = e.call("f32_to_f16", "float", lane, [text])
+    return e.f.emit(f"bitcast {vector(width, 'i16')} {bits} to {vector(width, 'half')}")
 
 
 def _math(e: RegionEmitter, op: Operation) -> None:
@@ -570,7 +577,7 @@ def _math(e: RegionEmitter, op: Operation) -> None:
         e.define(op.results[0], e.intrinsic("abs", element, lane, texts, ", i1 false"), lane)
         return
     name = {"absf": "fabs", "fpowi": "powi"}.get(name, name)
-    if name in ("fabs", "sqrt", "floor", "ceil", "trunc", "roundeven", "copysign", "fma"):
+    if name in ("fabs", "sqrt", "copysign", "fma"):
         e.define(op.results[0], e.intrinsic(name, element, lane, texts), lane)
         return
     e.define(op.results[0], e.call(name, element, lane, texts), lane)
