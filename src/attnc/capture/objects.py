@@ -49,6 +49,8 @@ def object_standin(environment: Environment, value: Any, node: Node) -> Any | No
         return None
     assert isinstance(standin_class, type)
     standin = object.__new__(standin_class)
+    if node.name in ("score_mod", "mask_mod"):
+        node = node._replace(name="self")
     environment.plan.require(f"type({node.variable}) is {environment.plan.constant(cls)}")
     object.__setattr__(standin, "_attnc_state", _State(environment, value, node, {}))
     return standin
@@ -142,6 +144,8 @@ def _find(standin: Any, state: _State, name: str) -> Any:
         return environment.read(own[name], node, f"{{}}.{name}", shown)
     if found is _MISSING:
         return _dynamic(environment, real, cls, node, name, shown)
+    if isinstance(found, (types.FunctionType, staticmethod)) and hasattr(real, "__dict__"):
+        environment.plan.require(f"{name!r} not in {node.variable}.__dict__")
     if isinstance(found, types.FunctionType):
         return types.MethodType(environment.read(found, node, f"type({{}}).{name}", shown), standin)
     if isinstance(found, staticmethod):
