@@ -1,7 +1,7 @@
 """Runs a block of scalar operations in NumPy: an attention's region, for all its (b, h, q, k) at once.
 
-Values are arrays that broadcast against each other. An `scf.for` runs in Python; `tensor.extract` reads by raw torch indices where it
-has `attnc.checked`: negative ones wrap once, and where one is out of range is noted in `faults`.
+Values are arrays that broadcast against each other. An `scf.for` runs in Python; `tensor.extract` reads by raw torch indices
+where it has `attnc.checked`: negative ones wrap once, and where one is out of range is noted in `faults`.
 """
 
 from __future__ import annotations

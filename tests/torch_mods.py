@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from xdsl.dialects import func
-from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, IntegerType, TensorType
+from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, TensorType
 from xdsl.ir import Block, Region, SSAValue
 
 from attnc.dialects.torch import (
@@ -79,11 +79,8 @@ class _Writer:
                 self.values[node] = next(self.arguments)
             case "get_attr":
                 tensor = getattr(self.graph, str(node.target))
-                element = dtype_of(tensor.dtype)
-                data = DenseIntOrFPElementsAttr.from_list(
-                    TensorType(element if not isinstance(element, IntegerType) else element, list(tensor.shape)),
-                    tensor.flatten().tolist(),
-                )
+                type_: Any = TensorType(dtype_of(tensor.dtype), list(tensor.shape))
+                data = DenseIntOrFPElementsAttr.from_list(type_, tensor.flatten().tolist())
                 self.values[node] = self.add(LiteralOp(data, type_of(tensor)))
             case "call_function" if "getitem" in str(node.target):
                 source = self.values[node.args[0]]  # type: ignore[index]

@@ -31,13 +31,15 @@ from attnc.dialects.torch import (
 from attnc.errors import UnsupportedModError, UnsupportedOpError
 from attnc.transforms import (
     convert_torch_to_linalg_ext_functions,
+    convert_torch_to_linalg_ext_logic,
+    convert_torch_to_linalg_ext_norms,
     convert_torch_to_linalg_ext_numbers,
-    convert_torch_to_linalg_ext_reductions,
 )
+from attnc.transforms.convert_torch_to_linalg_ext_making import literal
 from attnc.transforms.convert_torch_to_linalg_ext_region import f64, i1
 from attnc.transforms.convert_torch_to_linalg_ext_region import index as index_type
 from attnc.transforms.convert_torch_to_linalg_ext_table import OPERATIONS, Entry, Unsupported
-from attnc.transforms.convert_torch_to_linalg_ext_tensors import broadcast, broadcast_dims, literal
+from attnc.transforms.convert_torch_to_linalg_ext_tensors import broadcast, broadcast_dims
 from attnc.transforms.convert_torch_to_linalg_ext_values import (
     CARRIED,
     Number,
@@ -51,8 +53,9 @@ from attnc.transforms.convert_torch_to_linalg_ext_values import (
 # Importing the modules fills the table.
 _ = (
     convert_torch_to_linalg_ext_functions,
+    convert_torch_to_linalg_ext_logic,
+    convert_torch_to_linalg_ext_norms,
     convert_torch_to_linalg_ext_numbers,
-    convert_torch_to_linalg_ext_reductions,
 )
 
 

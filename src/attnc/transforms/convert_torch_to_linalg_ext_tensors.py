@@ -1,4 +1,4 @@
-"""ATen operations that index, view or make tensors: each gives the recipe of one element.
+"""ATen operations that index or view tensors: each gives the recipe of one element.
 
 Nothing here makes a tensor in memory. A row of a captured tensor, `bias[q]`, is a recipe that reads `bias[q, i]` when somebody
 asks for element i.
@@ -30,8 +30,6 @@ from attnc.transforms.convert_torch_to_linalg_ext_values import (
 )
 
 Indices = Sequence[SSAValue]
-# How many elements a chain of selects may choose from.
-_LONGEST_CHOICE = 64
 
 
 def make(
@@ -367,142 +365,6 @@ def flip(r: ScalarBuilder, results: Sequence[VTensorType], source: Scalar | Tens
     return make(r, source.dims, source.dtype, element)
 
 
-# -- joining ----------------------------------------------------------------------------------------------------------
-
-
-def choose(r: ScalarBuilder, position: SSAValue, options: Sequence[Callable[[], SSAValue]]) -> SSAValue:
-    """`options[position]`, of which all are computed unless the position is known."""
-    if (known := r.literal(position)) is not None:
-        return options[int(known)]()
-    if len(options) > _LONGEST_CHOICE:
-        raise Unsupported(f"an index into {len(options)} computed values; at most {_LONGEST_CHOICE}")
-    result = options[-1]()
-    for number in range(len(options) - 2, -1, -1):
-        here = r.compare("eq", position, r.constant(index_type, number))
-        result = r.select(here, options[number](), result)
-    return result
-
-
-@whole("Joining", "stack", "of small tensors")
-def stack(r: ScalarBuilder, results: Sequence[VTensorType], sources: list, dim: Number | None = None) -> Value:
-    d = 0 if dim is None else dim_of(dim, len(results[0].shape))
-    dtype = results[0].dtype
-    inner = sources[0].dims
-
-    def element(indices: tuple[SSAValue, ...]) -> SSAValue:
-        rest = [*indices[:d], *indices[d + 1 :]]
-        options = [lambda s=s: r.convert_value(s.at(rest), s.dtype, dtype) for s in sources]
-        return choose(r, wrapped(r, len(sources), indices[d]), options)
-
-    return make(r, [*inner[:d], len(sources), *inner[d:]], dtype, element)
-
-
-@whole("Joining", "cat", "of small tensors")
-def cat(r: ScalarBuilder, results: Sequence[VTensorType], sources: list, dim: Number | None = None) -> Value:
-    d = 0 if dim is None else dim_of(dim, len(results[0].shape))
-    dtype = results[0].dtype
-    lengths = [source.dims[d] for source in sources]
-    if not all(isinstance(length, int) for length in lengths):
-        raise Unsupported("cat of tensors with a length that is only known at run time")
-    total = sum(lengths)
-
-    def element(indices: tuple[SSAValue, ...]) -> SSAValue:
-        position = wrapped(r, total, indices[d])
-        known = r.literal(position)
-        result: SSAValue | None = None
-        start = total
-        for source, length in zip(reversed(sources), reversed(lengths)):
-            start -= length
-            if not length:
-                continue
-            if known is not None:
-                if not start <= known < start + length:
-                    continue
-                inner = r.constant(index_type, int(known) - start)
-            else:
-                # Where another source is chosen, this one must still be read in range.
-                inner = r.subtract(position, r.constant(index_type, start))
-                inner = r.integer(arith.MinSIOp, inner, r.constant(index_type, length - 1))
-                inner = r.integer(arith.MaxSIOp, inner, r.constant(index_type, 0))
-                r.positions.add(inner)
-            value = r.convert_value(source.at([*indices[:d], inner, *indices[d + 1 :]]), source.dtype, dtype)
-            if result is None:
-                result = value
-            else:
-                beyond = r.compare("ge", position, r.constant(index_type, start + length))
-                result = r.select(beyond, result, value)
-        assert result is not None
-        return result
-
-    return make(r, [*sources[0].dims[:d], total, *sources[0].dims[d + 1 :]], dtype, element)
-
-
 @whole("Views", "unbind.int split.Tensor split_with_sizes chunk tensor_split.sections")
 def parts(r: ScalarBuilder, results: Sequence[VTensorType], *_: Any) -> Value:
     raise Unsupported("an operation with a list of results; write the slices themselves")
-
-
-# -- making -----------------------------------------------------------------------------------------------------------
-
-
-def constant_tensor(r: ScalarBuilder, result: VTensorType, value: Operand) -> Scalar | Tensor:
-    """A tensor of one value."""
-    return make(r, result.shape, result.dtype, lambda _: r.convert(value, result.dtype))
-
-
-@whole("Making", "full new_full full_like")
-def full(r: ScalarBuilder, results: Sequence[VTensorType], first: Any, second: Any, third: Any = None, *_: Any) -> Value:
-    # full(size, value, …), full_like(self, value, …), new_full(self, size, value, …)
-    value = third if isinstance(second, list) else second
-    return constant_tensor(r, results[0], value)
-
-
-@whole("Making", "zeros zeros_like new_zeros zero")
-def zeros(r: ScalarBuilder, results: Sequence[VTensorType], *_: Any) -> Value:
-    return constant_tensor(r, results[0], Number(IntegerType(1), 0))
-
-
-@whole("Making", "ones ones_like new_ones")
-def ones(r: ScalarBuilder, results: Sequence[VTensorType], *_: Any) -> Value:
-    return constant_tensor(r, results[0], Number(IntegerType(1), 1))
-
-
-@whole("Making", "scalar_tensor")
-def scalar_tensor(r: ScalarBuilder, results: Sequence[VTensorType], value: Operand, *_: Any) -> Value:
-    return constant_tensor(r, results[0], value)
-
-
-@whole("Making", "fill.Scalar fill.Tensor")
-def fill(r: ScalarBuilder, results: Sequence[VTensorType], source: Value, value: Operand) -> Value:
-    return constant_tensor(r, results[0], value)
-
-
-@whole("Making", "arange arange.start arange.start_step")
-def arange(r: ScalarBuilder, results: Sequence[VTensorType], *arguments: Any) -> Value:
-    # The numbers come first: end; start, end; start, end, step. dtype, layout, device and pin_memory follow.
-    numbers = arguments[:-4] if len(arguments) > 4 else arguments
-    dtype = results[0].dtype
-    start = numbers[0] if len(numbers) > 1 else Number(IntegerType(1), 0)
-    step = numbers[2] if len(numbers) > 2 else Number(IntegerType(1), 1)
-
-    def element(indices: tuple[SSAValue, ...]) -> SSAValue:
-        position = r.from_index(wrapped(r, results[0].shape[0], indices[0]), dtype)
-        scaled = r.multiply(r.extended(position), r.lift(step, dtype))
-        return r.rounded(r.add(scaled, r.lift(start, dtype)), dtype)
-
-    return make(r, results[0].shape, dtype, element)
-
-
-def literal(r: ScalarBuilder, type_: VTensorType, values: Sequence[int | float]) -> Scalar | Tensor:
-    """A constant tensor of few elements, in row-major order."""
-    if len(values) > _LONGEST_CHOICE:
-        raise Unsupported(f"a constant tensor of {len(values)} elements made in a mod; capture it")
-
-    def element(indices: tuple[SSAValue, ...]) -> SSAValue:
-        options = [lambda v=v: r.number(type_.dtype, v) for v in values]
-        linear = r.constant(index_type, 0)
-        for size, position in zip(type_.shape, indices, strict=True):
-            linear = r.add(r.multiply(linear, r.constant(index_type, size)), wrapped(r, size, position))
-        return choose(r, linear, options)
-
-    return make(r, type_.shape, type_.dtype, element)
