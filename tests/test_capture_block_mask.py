@@ -1,5 +1,7 @@
 """torch's BlockMask as block classes, and attnc's own, which builds nothing until asked."""
 
+# pyright: reportOptionalMemberAccess=false, reportOptionalSubscript=false, reportArgumentType=false, reportCallIssue=false
+
 from __future__ import annotations
 
 import gc

@@ -1,5 +1,7 @@
 """What a mod may not do is refused by name, at the user's line, with what to write instead; never baked in."""
 
+# pyright: reportOptionalMemberAccess=false, reportOptionalSubscript=false, reportArgumentType=false, reportCallIssue=false
+
 from __future__ import annotations
 
 import traceback
