@@ -48,7 +48,7 @@ from xdsl.dialects.builtin import (
 )
 from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.dialects.linalg import ops as linalg
-from xdsl.ir import Attribute, Block, BlockArgument, Operation, Region, SSAValue
+from xdsl.ir import Attribute, Block, BlockArgument, Operation, OpResult, Region, SSAValue
 from xdsl.ir.affine import AffineConstantExpr, AffineDimExpr, AffineMap
 
 from attnc.analysis.attention import Attention, is_unmasked, match_attention
@@ -373,7 +373,7 @@ class _Tiling:
                     if operand not in mapper:
                         mapper[operand] = self.outer(operand)
                 block.add_op(inner.clone(mapper))
-        yielded = last.operands[list(op.results).index(value)]
+        yielded = last.operands[cast(OpResult, value).index]
         if yielded not in mapper:
             mapper[yielded] = self.outer(yielded)
         block.add_op(tile.YieldOp([mapper[yielded]]))
