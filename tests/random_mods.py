@@ -45,18 +45,20 @@ class RandomMod:
     def __repr__(self) -> str:
         return "\n" + self.source
 
-    def function(self) -> Callable[..., Tensor]:
-        """The mod, closed over its captures."""
+    def function(self, dtype: torch.dtype = torch.float32) -> Callable[..., Tensor]:
+        """The mod, closed over its captures. Beside f64 inputs the f32 ones are f64: no two libraries agree on an f32 tanh."""
         name = f"<random mod {hash(self.source)}>"
         linecache.cache[name] = (len(self.source), None, self.source.splitlines(keepends=True), name)
         scope: dict = {"torch": torch}
         exec(compile(self.source, name, "exec"), scope)
-        return scope["make"](**{name: capture(name) for name in TENSORS}, **NUMBERS)
+        return scope["make"](**{name: capture(name, dtype == torch.float64) for name in TENSORS}, **NUMBERS)
 
 
 @functools.cache
-def capture(name: str) -> Tensor:
+def capture(name: str, wide: bool) -> Tensor:
     dtype, shape = TENSORS[name]
+    if wide and dtype == torch.float32:
+        dtype = torch.float64
     generator = torch.Generator().manual_seed(sum(map(ord, name)))
     if dtype == torch.bool:
         return torch.rand(shape, generator=generator) < 0.6

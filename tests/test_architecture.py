@@ -144,11 +144,11 @@ from attnc import flex_attention
 slopes = torch.rand(2)
 x = torch.randn(1, 2, 40, 16)
 flex_attention(x, x, x, lambda s, b, h, q, k: s + slopes[h] * (k - q), mask_mod=lambda b, h, q, k: q >= k)
-print(sorted(name for name in ('torch._dynamo', 'torch._inductor', 'xdsl', 'llvmlite.ir') if name in sys.modules))
+print(sorted(name for name in ('torch._dynamo', 'torch._inductor', 'xdsl') if name in sys.modules))
 """
 
 
 def test_a_call_imports_no_dynamo_and_a_cached_one_no_compiler(tmp_path: Path):
     first, second = (in_a_new_process(CALL, ATTNC_CACHE_DIR=str(tmp_path / "cache")) for _ in range(2))
-    assert "torch._dynamo" not in first and "torch._inductor" not in first and "llvmlite.ir" not in first
+    assert first == "['xdsl']"
     assert second == "[]"

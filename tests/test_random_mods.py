@@ -24,7 +24,8 @@ SIZES = st.sampled_from(
 
 def run(sizes: Sizes, dtype: str, score_mod: RandomMod | None, mask_mod: RandomMod | None) -> None:
     inputs = contiguous(sizes, torch.Generator().manual_seed(7), DTYPES[dtype])
-    p = Problem(*inputs, score_mod=score_mod and score_mod.function(), mask_mod=mask_mod and mask_mod.function())
+    functions = [mod and mod.function(DTYPES[dtype]) for mod in (score_mod, mask_mod)]
+    p = Problem(*inputs, score_mod=functions[0], mask_mod=functions[1])
     out, aux = attnc.flex_attention(
         *inputs,
         score_mod=p.score_mod,
@@ -35,19 +36,19 @@ def run(sizes: Sizes, dtype: str, score_mod: RandomMod | None, mask_mod: RandomM
     check(p, out, aux.lse, aux.max_scores)
 
 
-@settings(max_examples=60)
+@settings(max_examples=50)
 @given(SIZES, score_mods())
 def test_score_mod(sizes: Sizes, score_mod: RandomMod):
     run(sizes, "f32", score_mod, None)
 
 
-@settings(max_examples=60)
+@settings(max_examples=50)
 @given(SIZES, mask_mods())
 def test_mask_mod(sizes: Sizes, mask_mod: RandomMod):
     run(sizes, "f32", None, mask_mod)
 
 
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(SIZES, st.sampled_from(sorted(DTYPES)), score_mods(), mask_mods())
 def test_both(sizes: Sizes, dtype: str, score_mod: RandomMod, mask_mod: RandomMod):
     run(sizes, dtype, score_mod, mask_mod)

@@ -22,6 +22,8 @@ __all__ = ["DTYPES", "ENTRIES", "LAYOUTS", "MASKS", "SCORES", "SHAPES", "Entry",
 def problem(entry: str, sizes: Sizes | None = None, layout: str = "contiguous", dtype: str = "f32", seed: int = 0) -> Problem:
     """An entry of the zoo with inputs: all from one seed."""
     sizes = sizes or ENTRIES[entry].sizes
+    if dtype == "f64":
+        sizes = sizes.but(wide=torch.float64)
     mods = ENTRIES[entry].mods(sizes, seed)
     inputs = LAYOUTS[layout](sizes, torch.Generator().manual_seed(seed + 1), DTYPES[dtype])
     if mods.prepare is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +16,11 @@ Prepare = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of a call. `kv_batch` is 1 or `batch`, `heads` a multiple of `kv_heads`."""
+    """The sizes of a call. `kv_batch` is 1 or `batch`, `heads` a multiple of `kv_heads`.
+
+    `wide` is the dtype of captures that a mod takes a transcendental function or a sum of: f64 beside f64 inputs, for the last
+    bit of such an f32 is no two libraries' same.
+    """
 
     batch: int = 2
     heads: int = 4
@@ -25,8 +30,9 @@ class Sizes:
     head_dim: int = 32
     value_dim: int = 32
     kv_batch: int | None = None
+    wide: torch.dtype = torch.float32
 
-    def but(self, **changes: int) -> Sizes:
+    def but(self, **changes: Any) -> Sizes:
         return replace(self, **changes)
 
     def __str__(self) -> str:
@@ -59,7 +65,7 @@ class Entry:
         return self.build(sizes or self.sizes, torch.Generator().manual_seed(seed))
 
 
-def enter(register: dict[str, Entry], **sizes: int) -> Callable[[Build], Build]:
+def enter(register: dict[str, Entry], **sizes: Any) -> Callable[[Build], Build]:
     """A decorator that puts a builder into a register under its own name, with default sizes."""
 
     def decorate(build: Build) -> Build:

@@ -125,7 +125,7 @@ def soft_cap_causal(s: Sizes, g: Generator) -> Mods:
 def sandwich(s: Sizes, g: Generator) -> Mods:
     """Sandwich position bias: a sum of cosines of the distance, weighted by a table of heads."""
     ratio = slopes(s.heads)
-    frequencies = 10000.0 ** (-torch.arange(8) / 8)
+    frequencies = 10000.0 ** (-torch.arange(8, dtype=s.wide) / 8)
 
     def score_mod(score, b, h, q, k):
         return score + ratio[h] * (torch.cos((q - k) * frequencies).sum() - 8)
@@ -140,7 +140,10 @@ def head_offset(s: Sizes, g: Generator) -> Mods:
 
 @enter(SCORES)
 def trigonometric(s: Sizes, g: Generator) -> Mods:
-    return Mods(score_mod=lambda score, b, h, q, k: torch.sin(score) + torch.cos(q * 0.25) * torch.sin(k * 0.125))
+    def score_mod(score, b, h, q, k):
+        return torch.sin(score) + torch.cos(q.to(score.dtype) * 0.25) * torch.sin(k.to(score.dtype) * 0.125)
+
+    return Mods(score_mod=score_mod)
 
 
 def _positive_then(dead_key: float):
@@ -191,13 +194,14 @@ def graph_distance(s: Sizes, g: Generator) -> Mods:
 
 @enter(SCORES)
 def latent_rotary(s: Sizes, g: Generator) -> Mods:
-    query_rope, key_rope = randn(g, s.batch, s.heads, s.queries, 16), randn(g, s.batch, s.keys, 16)
+    query_rope = randn(g, s.batch, s.heads, s.queries, 16, dtype=s.wide)
+    key_rope = randn(g, s.batch, s.keys, 16, dtype=s.wide)
     return Mods(score_mod=lambda score, b, h, q, k: score + torch.dot(query_rope[b, h, q], key_rope[b, k]) * 0.125)
 
 
 @enter(SCORES)
 def sigmoid_gate(s: Sizes, g: Generator) -> Mods:
-    gate = randn(g, s.heads, s.queries)
+    gate = randn(g, s.heads, s.queries, dtype=s.wide)
     return Mods(score_mod=lambda score, b, h, q, k: score * torch.sigmoid(gate[h, q]))
 
 
@@ -215,7 +219,7 @@ def double_gather(s: Sizes, g: Generator) -> Mods:
 
 @enter(SCORES)
 def euclidean(s: Sizes, g: Generator) -> Mods:
-    points = randn(g, s.batch, max(s.queries, s.keys), 3)
+    points = randn(g, s.batch, max(s.queries, s.keys), 3, dtype=s.wide)
 
     def score_mod(score, b, h, q, k):
         difference = points[b, q] - points[b, k]
