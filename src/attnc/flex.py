@@ -113,9 +113,17 @@ def flex_attention(
     return (out, lse) if return_lse else out
 
 
-# torch.compile leaves its graph for this call and runs it as it is.
-flex_attention._torchdynamo_disable = True  # type: ignore[attr-defined]
-flex_attention._torchdynamo_disable_msg = "attnc.flex_attention is compiled by attnc"  # type: ignore[attr-defined]
+def _leave_to_python(function: Callable[..., Any]) -> None:
+    """Under torch.compile the graph is left for a call of `function`, which runs as it is: what torch.compiler.disable does, but
+    without an import of torch._dynamo, and without a wrapper's cost."""
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    function._torchdynamo_disable_msg = "attnc compiles it by itself"  # type: ignore[attr-defined]
+    frames = torch._C._dynamo.eval_frame  # type: ignore[attr-defined]
+    skip = frames._FrameAction.SKIP
+    frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
+
+
+_leave_to_python(flex_attention)
 
 
 def requested(return_aux: Any, return_lse: bool) -> tuple[bool, bool]:
@@ -211,6 +219,7 @@ def _with_block_size(signature: Signature, block_size: tuple[int, int]) -> Signa
 
 _layouts: dict[Any, tuple[Layout, Signature]] = {}
 _LAYOUTS_KEPT = 4096
+programs.on_forget.append(_layouts.clear)
 
 
 def _layout(

@@ -23,6 +23,9 @@ KEPT = 512
 compiled = 0
 """How many programs this process has compiled (not found in a cache): tests count with it."""
 
+on_forget: list[Callable[[], None]] = []
+"""What else is to be dropped by `forget`: caches of those who hold programs."""
+
 _programs: OrderedDict[Hashable, Attention] = OrderedDict()
 _lock = threading.Lock()
 _compiling: dict[Hashable, threading.Lock] = {}
@@ -50,9 +53,11 @@ def program(record: Any, signature: Signature) -> Attention:
 
 
 def forget() -> None:
-    """Drop all programs of this process (what is on disk stays)."""
+    """Drop all programs of this process (what is on disk stays), so that knobs that compile are read again."""
     with _lock:
         _programs.clear()
+    for hook in on_forget:
+        hook()
 
 
 def _load_or_compile(record: Any, signature: Signature) -> Attention:

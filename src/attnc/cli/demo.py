@@ -55,6 +55,8 @@ def demo(length: int, heads: int, head_dim: int, seconds: float) -> None:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=120)
     cases = make_cases(length, heads)
     console.print(
         f"attnc beside torch {torch.__version__}, {torch.get_num_threads()} threads, "
@@ -227,7 +229,7 @@ def table_of(rows: list[Row]):
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
-    table.add_column("mod")
+    table.add_column("mod", no_wrap=True)
     for name in ("error", "torch's", "first", "attnc", "eager", "SDPA", "eager / attnc", "SDPA / attnc"):
         table.add_column(name, justify="right")
     for row in rows:

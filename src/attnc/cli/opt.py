@@ -51,6 +51,6 @@ def opt(file: str, passes: str, print_ir_after_all: bool, list_passes: bool, out
             click.echo(f"{filename}: error: pass {name}: {type(error).__name__}: {first}", err=True)
             sys.exit(1)
         if print_ir_after_all:
-            click.echo(f"// -----// IR after {name} //----- //\n{module}\n", err=True)
+            click.echo(f"// -----// IR after {name} //----- //\n{module!s}\n", err=True)
     with click.open_file(output, "w", encoding="utf-8") as stream:
-        stream.write(f"{module}\n")
+        stream.write(str(module) + "\n")
