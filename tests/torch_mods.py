@@ -99,7 +99,9 @@ class _Writer:
             else:
                 value = node.kwargs.get(argument.name, argument.default_value)
             operands.append(self.operand(value))
-        name = schema.name.removeprefix("aten::") + (f".{schema.overload_name}" if schema.overload_name else "")
+        base = schema.name.removeprefix("aten::")
+        base = base[:-1] if base.endswith("_") and not base.endswith("__") else base  # in place, of a value nobody else has
+        name = base + (f".{schema.overload_name}" if schema.overload_name else "")
         result = node.meta["val"]
         results = [type_of(tensor) for tensor in (result if isinstance(result, tuple | list) else [result])]
         op = aten_op(name).create(operands=operands, result_types=results)

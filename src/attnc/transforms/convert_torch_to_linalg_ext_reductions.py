@@ -194,18 +194,27 @@ def count_nonzero(r: ScalarBuilder, results: Sequence[VTensorType], source: Arra
 
 @whole("Reductions", "any any.dim any.dims")
 def any_(r: ScalarBuilder, results: Sequence[VTensorType], source: Array, dims: Any = None, keepdim: Any = None) -> Value:
-    def prepare(value: SSAValue) -> SSAValue:
-        return r.convert_value(value, source.dtype, i1)
-
-    return reduce(r, source, dims, keepdim, i1, r.constant(i1, False), prepare, lambda a, b: r.either(b, a))
+    return _truth(r, results[0].dtype, source, dims, keepdim, False, r.either)
 
 
 @whole("Reductions", "all all.dim all.dims")
 def all_(r: ScalarBuilder, results: Sequence[VTensorType], source: Array, dims: Any = None, keepdim: Any = None) -> Value:
-    def prepare(value: SSAValue) -> SSAValue:
-        return r.convert_value(value, source.dtype, i1)
+    return _truth(r, results[0].dtype, source, dims, keepdim, True, r.both)
 
-    return reduce(r, source, dims, keepdim, i1, r.constant(i1, True), prepare, lambda a, b: r.both(b, a))
+
+def _truth(r: ScalarBuilder, dtype: Attribute, source: Array, dims: Any, keepdim: Any, start: bool, combine: _Combine) -> Value:
+    """any and all; of uint8 tensors torch gives uint8."""
+    return reduce(
+        r,
+        source,
+        dims,
+        keepdim,
+        dtype,
+        r.constant(i1, start),
+        lambda value: r.convert_value(value, source.dtype, i1),
+        lambda total, value: combine(value, total),
+        lambda value: r.convert_value(value, i1, dtype),
+    )
 
 
 # -- minimum, maximum -------------------------------------------------------------------------------------------------

@@ -185,6 +185,16 @@ def slice_tensor(
     return make(r, [*source.dims[:d], length, *source.dims[d + 1 :]], source.dtype, element)
 
 
+def _not_negative(r: ScalarBuilder, value: SSAValue) -> SSAValue:
+    """An index of an operation that does not take negative ones: these become a position that no tensor has."""
+    position = r.index_of(value)
+    known = r.literal(position)
+    if r.is_position(position) or (known is not None and known >= 0):
+        return position
+    negative = r.compare("lt", position, r.constant(index_type, 0))
+    return r.select(negative, r.constant(index_type, 1 << 62), position)
+
+
 def _or_fault(r: ScalarBuilder, dim: Dim, raw: SSAValue, moved: SSAValue) -> SSAValue:
     """`moved`, or a position that no tensor has where the raw index is out of the view's range, so that the read faults."""
     known = r.literal(raw)
@@ -206,7 +216,7 @@ def index_select(
 
     def element(indices: tuple[SSAValue, ...]) -> SSAValue:
         position = chosen.at([indices[d]] if chosen.dims else [])
-        return source.at([*indices[:d], r.index_of(position), *indices[d + 1 :]])
+        return source.at([*indices[:d], _not_negative(r, position), *indices[d + 1 :]])
 
     return make(r, dims, source.dtype, element)
 
@@ -219,7 +229,7 @@ def gather(
     d = dim_of(dim, len(source.dims))
 
     def element(indices: tuple[SSAValue, ...]) -> SSAValue:
-        position = r.index_of(chosen.at(indices))
+        position = _not_negative(r, chosen.at(indices))
         padded = indices or (r.constant(index_type, 0),)
         return source.at([*padded[:d], position, *padded[d + 1 :]])
 
@@ -238,7 +248,7 @@ def take(r: ScalarBuilder, results: Sequence[VTensorType], source: Tensor, chose
 def embedding(r: ScalarBuilder, results: Sequence[VTensorType], weight: Tensor, chosen: Scalar | Tensor, *_: Value) -> Value:
     _check_index(chosen)
     dims = [*chosen.dims, weight.dims[1]]
-    return make(r, dims, weight.dtype, lambda i: weight.at([r.index_of(chosen.at(i[:-1])), i[-1]]))
+    return make(r, dims, weight.dtype, lambda i: weight.at([_not_negative(r, chosen.at(i[:-1])), i[-1]]))
 
 
 # -- views ------------------------------------------------------------------------------------------------------------
