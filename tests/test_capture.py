@@ -9,15 +9,19 @@ import gc
 import subprocess
 import sys
 import threading
+import types
 import weakref
 from dataclasses import dataclass
 from typing import Any
 
+import numpy
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnc.capture import capture as capture_module
 from attnc.capture.capture import Captured, capture
+from attnc.errors import UnsupportedModError
 from record_interpreter import run_record
 
 WINDOW = 5
@@ -474,6 +478,121 @@ def test_assigned_globals_and_attributes_still_happen():
     assert (first.numbers, second.numbers) == ((1,), (2,))
 
 
+def test_modules_of_the_user(traces):
+    settings: Any = types.ModuleType("settings")
+    settings.window, settings.table = 3, torch.ones(8)
+
+    def mod(score, b, h, q, kv):
+        return score + settings.window * settings.table[q]
+
+    assert evaluate(mod) == 4.25
+    settings.window, settings.table = 4, torch.zeros(8)
+    assert evaluate(mod) == 1.25
+    assert len(traces) == 1
+
+
+def test_assigned_outer_variables_and_globals_are_refused():
+    count = 0
+
+    def outer(score, b, h, q, kv):
+        nonlocal count
+        count += 1
+        return score
+
+    def outermost(score, b, h, q, kv):
+        global WINDOW
+        WINDOW = q
+        return score
+
+    def own(score, b, h, q, kv):
+        total = 0
+
+        def add(x):
+            nonlocal total
+            total = total + x
+
+        add(q)
+        add(kv)
+        return score + total
+
+    for mod in (outer, outermost):
+        with pytest.raises(UnsupportedModError, match="assigns"):
+            capture(mod)
+    assert count == 0 and WINDOW == 5
+    assert evaluate(own) == 11.25
+
+
+def test_a_cached_property_is_made_outside_of_the_trace(traces):
+    class Lazy:
+        @functools.cached_property
+        def table(self):
+            return torch.arange(8.0) + 1
+
+        def __call__(self, score, b, h, q, kv):
+            return score + self.table[q]
+
+    mod = Lazy()
+    assert evaluate(mod) == 9.25
+    assert torch.equal(mod.table, torch.arange(8.0) + 1)
+    assert evaluate(mod) == 9.25
+    assert len(traces) == 1
+
+
+def test_python_attributes_of_tensors():
+    table: Any = torch.ones(8)
+    table.shift = 2
+
+    def mod(score, b, h, q, kv):
+        return score + table[q] + table.shift
+
+    assert evaluate(mod) == 4.25
+    table.shift = 5
+    assert evaluate(mod) == 7.25
+
+
+def test_decorated_mods(traces):
+    def twice(mod):
+        @functools.wraps(mod)
+        def wrapped(*args):
+            return mod(*args) * 2
+
+        return wrapped
+
+    table = torch.ones(8)
+
+    @twice
+    @torch.no_grad()
+    def mod(score, b, h, q, kv):
+        return score + table[q]
+
+    assert evaluate(mod) == 4.5
+    table = torch.zeros(8)
+    assert evaluate(mod) == 2.5
+    assert len(traces) == 1
+
+
+def test_iterating_a_row():
+    row = torch.arange(4.0)
+
+    def mod(score, b, h, q, kv):
+        for element in row:
+            score = score + element
+        return score
+
+    assert evaluate(mod) == 7.25
+
+
+def test_numpy_is_read_afresh():
+    array = numpy.arange(8.0)
+
+    def mod(score, b, h, q, kv):
+        return score + torch.from_numpy(array)[q] + array[3] + numpy.sqrt(WINDOW) * 0 + numpy.pi
+
+    before = evaluate(mod)
+    array[3:] = 1
+    assert evaluate(mod) < before
+
+
 # -- numbers ----------------------------------------------------------------------------------------------------------
 
 
@@ -598,6 +717,38 @@ def test_division_by_a_number_that_becomes_zero():
 
 
 # -- state of the process ---------------------------------------------------------------------------------------------
+
+
+def test_other_modes_see_nothing_and_change_nothing():
+    class Watch(TorchDispatchMode):
+        seen = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            Watch.seen += 1
+            return func(*args, **(kwargs or {}))
+
+    def mod(score, b, h, q, kv):
+        return score + TABLE[q] + torch.arange(4)[b]
+
+    plain = capture(mod).record
+    capture_module.clear()
+    with Watch():
+        assert capture(mod).record == plain
+    assert Watch.seen == 0
+    with torch.device("meta"), pytest.raises(UnsupportedModError):
+        capture(mod)
+    with torch.device("cpu"):
+        assert capture(mod).record == plain
+        assert capture(mod).record == plain
+    assert capture(mod).record == plain
+
+
+def test_very_large_numbers():
+    def make(n):
+        return lambda score, b, h, q, kv: score + n // (1 << 62)
+
+    assert evaluate(make(1 << 62)) == 2.25
+    assert evaluate(make(1 << 64)) == 5.25
 
 
 def test_autocast_inference_mode_and_grad_mode_leave_no_mark():

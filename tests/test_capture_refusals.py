@@ -18,6 +18,7 @@ from attnc.errors import (
     ModSignatureError,
     RandomModError,
     UnsupportedModError,
+    UnsupportedOpError,
     UnsupportedTensorError,
 )
 
@@ -161,6 +162,13 @@ def test_captured_tensors_that_are_not_plain():
         capture(make(torch.zeros(4, dtype=torch.complex64)))
     with pytest.raises(UnsupportedTensorError):
         capture(make(torch.zeros(4, dtype=torch.float8_e4m3fn)))
+
+
+def test_operations_with_several_results():
+    with pytest.raises(UnsupportedOpError, match="sort"):
+        capture(lambda score, b, h, q, kv: score + TABLE[q].sort().values[h])
+    with pytest.raises(UnsupportedOpError, match="topk"):
+        capture(lambda score, b, h, q, kv: score + TABLE[q].topk(2).values[h])
 
 
 def test_a_whole_tensor_is_not_worked_on():

@@ -13,6 +13,7 @@ from collections import OrderedDict
 from typing import Any, NamedTuple
 
 import torch
+import torch.overrides
 
 from attnc.capture.reads import LazyCheck
 from attnc.capture.record import Record
@@ -57,6 +58,8 @@ def capture(score_mod: Any, mask_mod: Any = None, *, score_dtype: torch.dtype = 
     if score_mod is None and mask_mod is None:
         return _NOTHING
     key = (_code_of(score_mod), _code_of(mask_mod), score_dtype, _get_default_dtype())
+    if torch._C._len_torch_function_stack():
+        key += _function_modes()
     entries = _plans.get(key)
     if entries is not None:
         for entry in entries:
@@ -90,6 +93,12 @@ def _code_of(mod: Any) -> Any:
     if kind is functools.partial:
         return "partial", _code_of(mod.func)
     return kind
+
+
+def _function_modes() -> tuple:
+    """The modes that see a mod's calls of torch beside ours: above all the default device."""
+    modes = torch.overrides._get_current_function_mode_stack()
+    return tuple(getattr(mode, "device", None) or type(mode) for mode in modes)
 
 
 def _intern(record: Record) -> Record:

@@ -1,11 +1,10 @@
-"""What is known of code before it runs: does a function write outside of itself, is a foreign call harmless?"""
+"""What is known of code before it runs: what does a function name, is a foreign call harmless?"""
 
 from __future__ import annotations
 
 import dis
 import functools
 import types
-from collections.abc import Iterator
 
 # Modules whose functions depend on their arguments alone; torch's own state (default dtype, autocast) is in the key.
 PURE_MODULES = frozenset({"torch", "math", "cmath", "operator", "_operator", "itertools", "functools", "_functools", "typing"})
@@ -40,24 +39,22 @@ def _is_ufunc(value: object) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def writes_outside(code: types.CodeType) -> str | None:
-    """Why a rebuilt copy of this code would not do what the original does: it writes to globals or outer variables."""
-    return next((reason for _, reason in _writes(code)), None)
-
-
-def _writes(code: types.CodeType) -> Iterator[tuple[str | None, str]]:
-    """The outer variable that is written, if it is one, and the reason in words."""
-    for instruction in dis.get_instructions(code):
-        name, argument = instruction.opname, instruction.argval
-        if name in ("STORE_GLOBAL", "DELETE_GLOBAL"):
-            yield None, f"assigns the global {argument}"
-        elif name in ("STORE_DEREF", "DELETE_DEREF") and argument in code.co_freevars:
-            yield argument, f"assigns the outer variable {argument}"
-        elif name == "IMPORT_NAME" and str(argument).partition(".")[0] not in PURE_MODULES:
-            yield None, f"imports {argument}"
-        elif name == "LOAD_BUILD_CLASS":
-            yield None, "defines a class"
+def names_of(code: types.CodeType) -> frozenset[str]:
+    """All names of attributes and globals in a function's code and in the functions within it."""
+    names = set(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            # A nested function may assign this function's own variables.
-            yield from ((variable, reason) for variable, reason in _writes(constant) if variable not in code.co_cellvars)
+            names |= names_of(constant)
+    return frozenset(names)
+
+
+@functools.lru_cache(maxsize=4096)
+def not_rebuildable(code: types.CodeType) -> str | None:
+    """Why a copy of this code with other globals would not do what the original does."""
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "IMPORT_NAME" and str(instruction.argval).partition(".")[0] not in PURE_MODULES:
+            return f"imports {instruction.argval}"
+        if instruction.opname == "LOAD_BUILD_CLASS":
+            return "defines a class"
+    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return next((reason for reason in map(not_rebuildable, inner) if reason is not None), None)

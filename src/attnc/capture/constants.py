@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from attnc.capture.numbers import NumberProxy, concrete
 from attnc.capture.record import ListOf, Literal
+from attnc.capture.suspend import without_dispatch_modes
 from attnc.capture.symbolic import symbolic
 from attnc.capture.trace import dtype_literal, refuse
 from attnc.errors import DataDependentModError, UnsupportedModError
@@ -31,10 +31,10 @@ def constant_tensor(tracer: Tracer, func, args: tuple, kwargs: dict[str, Any]) -
     if any(isinstance(leaf, torch.Tensor) for leaf in leaves):
         raise refuse(DataDependentModError, "a mod makes a tensor of a list that holds tensors", "torch.stack([...])")
     if not isinstance(data, (list, tuple)) and type(data) not in (int, float, bool):
-        with _disable_current_modes():
+        with without_dispatch_modes():
             real = func(*args, **kwargs)  # a numpy array: memory that may change, so it is captured
         return tracer.value(real).standin
-    with _disable_current_modes():
+    with without_dispatch_modes():
         real = func(_concrete(data), *args[1:], **{key: concrete(value) for key, value in kwargs.items()})
         if real.device.type != "cpu":
             raise refuse(UnsupportedModError, f"a mod makes a tensor on {real.device}", 'make it with device="cpu"')
@@ -51,7 +51,7 @@ def literal(tracer: Tracer, real: torch.Tensor) -> torch.Tensor:
         )
     elements = ListOf(tuple(Literal.of(element) for element in real.flatten().tolist()))
     dtype_literal(real.dtype)
-    return tracer.emit("attnc.literal", (elements,), torch.zeros(real.shape, dtype=real.dtype))
+    return tracer.emit("attnc.literal", (elements,), torch.zeros(real.shape, dtype=real.dtype, device="cpu"))
 
 
 def _leaves(data: Any):

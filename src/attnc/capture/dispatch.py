@@ -69,7 +69,9 @@ _DIVISIONS = frozenset({"floor_divide", "remainder", "fmod", "div", "floor_divid
 
 # Parameters of type Scalar whose value the operation's meaning depends on: never run-time numbers.
 _VALUES = frozenset({("pow", "exponent"), ("add", "alpha"), ("sub", "alpha"), ("rsub", "alpha"), ("linalg_vector_norm", "ord")})
-_FACTORIES = frozenset({"arange", "linspace", "eye", "zeros", "ones", "empty"})
+# Made of numbers alone and rarely met: written down as the constant that they are.
+_CONSTANTS = frozenset({"eye", "linspace", "logspace", "tril_indices", "triu_indices"})
+_FACTORIES = _CONSTANTS | {"arange", "zeros", "ones", "empty"}
 
 
 def schema_of(func: Any) -> Schema:
@@ -106,6 +108,9 @@ def dispatch(tracer: Tracer, func: Any, args: tuple, kwargs: dict[str, Any]) -> 
 
 def _record(tracer: Tracer, func: Any, schema: Schema, args: tuple, kwargs: dict[str, Any]) -> Any:
     values = _bind(schema, args, kwargs)
+    if schema.base == "dist":
+        difference = dispatch(tracer, torch.ops.aten.sub.Tensor, (values[0], values[1]), {})
+        return dispatch(tracer, torch.ops.aten.linalg_vector_norm.default, (difference, values[2]), {})
     special = views.HANDLERS.get(schema.name)
     if special is not None:
         return special(tracer, *values)
@@ -116,6 +121,8 @@ def _record(tracer: Tracer, func: Any, schema: Schema, args: tuple, kwargs: dict
         raise refuse(UnsupportedOpError, f"a mod calls {schema.name}, which has several results or none")
     if result.device.type != "cpu":
         raise refuse(UnsupportedModError, f"a mod makes a tensor on {result.device}", "attnc runs on the CPU only so far")
+    if schema.base in _CONSTANTS and result.numel() <= LARGEST_CONSTANT:
+        return literal(tracer, result)
     if schema.base == "_to_copy":
         return tracer.cast(tracer.value(values[0]), result.dtype)
     name, values = _scalar_overload(tracer, schema, values)
@@ -143,7 +150,7 @@ def _run(tracer: Tracer, func: Any, schema: Schema, args: tuple, kwargs: dict[st
     if schema.base in _DIVISIONS and len(plain) > 1:
         divisor = plain[1]
         if isinstance(divisor, torch.Tensor):
-            plain[1] = torch.ones((), dtype=divisor.dtype).expand(divisor.shape)
+            plain[1] = torch.ones((), dtype=divisor.dtype, device="cpu").expand(divisor.shape)
         elif proxy_of(args[1]) is not None:
             plain[1] = divisor or type(divisor)(1)
     return func(*plain, **{name: _standin(tracer, value) for name, value in kwargs.items()})
@@ -205,7 +212,7 @@ def scalar_tensor(tracer: Tracer, number: Any, dtype: torch.dtype | None) -> tor
         dtype = torch.tensor(number if proxy is None else proxy._value).dtype
     operand = Literal.of(number) if proxy is None else tracer.number(proxy)
     operands = (operand, dtype_literal(dtype), NONE, NONE, NONE)
-    return tracer.emit("aten.scalar_tensor.default", operands, torch.zeros((), dtype=dtype))
+    return tracer.emit("aten.scalar_tensor.default", operands, torch.zeros((), dtype=dtype, device="cpu"))
 
 
 def _operand(tracer: Tracer, schema: Schema, parameter: Parameter, value: Any) -> Operand:

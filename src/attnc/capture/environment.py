@@ -16,16 +16,24 @@ from collections import OrderedDict
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
-from attnc.capture.code import IMPURE_BUILTINS, PURE_MODULES, is_pure_builtin, is_trusted_function, writes_outside
+from attnc.capture.code import (
+    IMPURE_BUILTINS,
+    PURE_MODULES,
+    is_pure_builtin,
+    is_trusted_function,
+    names_of,
+    not_rebuildable,
+)
 from attnc.capture.numbers import NumberProxy, concrete
 from attnc.capture.objects import object_standin
 from attnc.capture.reads import Node, Plan
-from attnc.capture.trace import Tracer, refuse
+from attnc.capture.suspend import without_modes
+from attnc.capture.trace import Tracer
 from attnc.errors import UnsupportedModError
 
 LARGEST_CONTAINER = 256
+_INT64 = f"{-(1 << 63)} <= {{}} <= {(1 << 63) - 1}"
 
 _ATOMS = (
     type(None),
@@ -54,6 +62,8 @@ class Environment:
         self._globals: dict[int, LoggedGlobals] = {}
         self._cells: dict[int, tuple[object, types.CellType, str]] = {}
         self._containers: list[tuple[Any, Any]] = []  # rebuilt container, shallow copy: a mod must not write to it
+        self._contents: list[tuple[types.CellType, Any, str]] = []  # the same of closure cells
+        self._names: set[str] = set()
 
     def read(self, value: Any, parent: Node, access: str, name: str) -> Any:
         """Wraps `value`, which is read from `parent` by `access` (with `{}` for the parent)."""
@@ -67,8 +77,10 @@ class Environment:
             plan.require(f"isinstance({variable}, Tensor)")
             self.tracer.saw(value, node)
             return value
-        if kind is int or kind is float:
+        if (kind is int and -(1 << 63) <= value < 1 << 63) or kind is float:
             plan.require(f"type({variable}) is {kind.__name__}")
+            if kind is int:
+                plan.require(_INT64.format(variable))
             return NumberProxy(plan, ("read", node), value)
         if value is None or kind is bool or value is Ellipsis or isinstance(value, (enum.Enum, torch.dtype)):
             plan.require(f"{variable} is {plan.constant(value)}")
@@ -133,8 +145,12 @@ class Environment:
         code = function.__code__
         plan, variable = self.plan, node.variable
         plan.require(f"type({variable}) is function and {variable}.__code__ is {plan.constant(code)}")
-        if reason := writes_outside(code):
+        if "_torchdynamo_orig_callable" in function.__dict__:
+            original = function.__dict__["_torchdynamo_orig_callable"]  # what torch.compile wraps
+            return self.read(original, node, "{}._torchdynamo_orig_callable", node.name)
+        if reason := not_rebuildable(code):
             return self.opaque(function, f"the function {code.co_qualname}, which {reason}")
+        self._names |= names_of(code)
         cells = tuple(types.CellType() for _ in code.co_freevars)
         world = self._globals_of(function, node)
         rebuilt = types.FunctionType(code, world, function.__name__, None, cells)
@@ -177,6 +193,7 @@ class Environment:
             cell.cell_contents = self.opaque(contents, "super()")
             return
         cell.cell_contents = self.read(contents, node, f"{{}}.__closure__[{index}].cell_contents", name)
+        self._contents.append((cell, cell.cell_contents, name))
 
     def _defaults(self, function: types.FunctionType, rebuilt: types.FunctionType, node: Node) -> None:
         code = function.__code__
@@ -236,7 +253,7 @@ class Environment:
             if kwargs or any(isinstance(value, torch.Tensor) for value in everything):
                 return inner(*args, **kwargs)
             plain = [concrete(value) for value in args]
-            with _disable_current_modes():
+            with self.untraced():
                 result = function(*plain)
             constants = ", ".join(self.plan.constant(value) for value in plain)
             return self.read(result, node, f"{{}}({constants})", f"{node.name}({', '.join(map(str, plain))})")
@@ -273,8 +290,24 @@ class Environment:
         for index, item in enumerate(value):
             yield self.read(item, node, f"{{}}[{index}]", f"{node.name}[{index}]")
 
-    def check_unwritten(self) -> None:
-        """Refuses a mod that changed a captured list or dict: the change was made to a copy."""
+    def untraced(self):
+        """A context in which the user's code runs for itself, outside of the trace."""
+        from attnc.capture.modes import FunctionMode
+
+        return without_modes(FunctionMode)
+
+    def finish(self) -> None:
+        """Refuses a mod that changed what it captured: the change was made to a copy. Then looks for reads that went unseen."""
+        outside = "compute it before the call, outside of the mod"
+        for cell, before, name in self._contents:
+            if cell.cell_contents is not before:
+                raise UnsupportedModError(f"a mod assigns the outer variable {name}", remedy=outside)
+        for world in self._globals.values():
+            if name := next((name for name in dict.keys(world) if name not in _MODULE_NAMES), None):
+                raise UnsupportedModError(f"a mod assigns the global {name}", remedy=outside)
+        for tensor in self.tracer.seen():
+            if not self._names.isdisjoint(getattr(tensor, "__dict__", ())):
+                self.plan.give_up("the mod reads a Python attribute of a tensor")
         for rebuilt, before in self._containers:
             same = len(rebuilt) == len(before)
             if same and isinstance(rebuilt, dict):
@@ -282,9 +315,7 @@ class Environment:
             elif same:
                 same = all(a is b for a, b in zip(rebuilt, before, strict=True))
             if not same:
-                raise refuse(
-                    UnsupportedModError, f"a mod writes to a captured {type(rebuilt).__name__}", "write it outside of the mod"
-                )
+                raise UnsupportedModError(f"a mod writes to a captured {type(rebuilt).__name__}", remedy=outside)
 
     def _module(self, module: types.ModuleType, node: Node) -> Any:
         self._same(module, node)
@@ -310,7 +341,7 @@ class LoggedGlobals(dict):
     def __getitem__(self, name: str) -> Any:
         if name in self._seen:
             return self._seen[name]
-        if name in _MODULE_NAMES:
+        if name in _MODULE_NAMES or name in self:  # or assigned by the mod
             return super().__getitem__(name)
         plan = self.environment.plan
         if name not in self.real:

@@ -92,6 +92,11 @@ class NumberProxy:
     def __complex__(self) -> complex:
         return complex(concrete(self))
 
+    def __array__(self, dtype=None, copy=None):
+        import numpy
+
+        return numpy.array(concrete(self), dtype=dtype)
+
     def __trunc__(self) -> int:
         return math.trunc(concrete(self))
 

@@ -7,6 +7,7 @@ as well. `nn.Module` finds its parameters and buffers as ever.
 from __future__ import annotations
 
 import abc
+import functools
 import types
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -152,7 +153,11 @@ def _find(standin: Any, state: _State, name: str) -> Any:
         return environment.read(found.__func__, node, f"type({{}}).{name}", shown)
     if isinstance(found, _SLOTS) or not hasattr(type(found), "__get__"):
         return environment.read(getattr(real, name), node, f"{{}}.{name}", shown)
-    return environment.opaque(getattr(real, name), f"the attribute {shown}")
+    with environment.untraced():
+        value = getattr(real, name)
+    if isinstance(found, functools.cached_property):
+        return environment.read(value, node, f"{{}}.{name}", shown)
+    return environment.opaque(value, f"the attribute {shown}")
 
 
 def _dynamic(environment: Environment, real: Any, cls: type, node: Node, name: str, shown: str) -> Any:
@@ -160,6 +165,8 @@ def _dynamic(environment: Environment, real: Any, cls: type, node: Node, name: s
     if hook is torch.nn.Module.__getattr__ and hasattr(real, name):
         return environment.read(getattr(real, name), node, f"{{}}.{name}", shown)
     if hook is not _MISSING and hook is not torch.nn.Module.__getattr__:
-        return environment.opaque(getattr(real, name), f"the attribute {shown}")
+        with environment.untraced():
+            value = getattr(real, name)
+        return environment.opaque(value, f"the attribute {shown}")
     environment.plan.require(f"not hasattr({node.variable}, {name!r})")
     return getattr(real, name)  # raises

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
-from torch.utils._python_dispatch import _disable_current_modes
 
 from attnc.capture.numbers import Expression, NumberProxy, concrete, describe
 from attnc.capture.reads import LazyCheck, Node, Plan, TensorCheck, stride_pattern
@@ -37,6 +36,7 @@ from attnc.capture.record import (
     Result,
     TensorType,
 )
+from attnc.capture.suspend import without_dispatch_modes
 from attnc.errors import DeviceError, ModSignatureError, UnsupportedModError, UnsupportedTensorError, UnsupportedTransformError
 
 DTYPES = {
@@ -120,6 +120,10 @@ class Tracer:
         self._keep.append(tensor)
         self._nodes.setdefault(id(tensor), []).append(node)
 
+    def seen(self) -> list[torch.Tensor]:
+        """The tensors that the mod can reach and those it computed."""
+        return self._keep
+
     def value(self, tensor: torch.Tensor) -> Value:
         """What `tensor` means; one that is not known is captured."""
         value = self._values.get(id(tensor))
@@ -147,7 +151,7 @@ class Tracer:
             self.plan.give_up("a captured tensor that is reached by no read that can be repeated")
         index = len(self.captures)
         self.captures.append(_Capture(tensor, nodes[0] if nodes else None))
-        standin = torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
+        standin = torch.zeros((), dtype=tensor.dtype, device="cpu").expand(tensor.shape)
         value = self.define(standin, Captured(index), tuple((index, dim) for dim in range(tensor.dim())), shared=True)
         self._keep.append(tensor)
         self._values[id(tensor)] = value
@@ -205,7 +209,7 @@ class Tracer:
         self._steps = []
         arguments = []
         for index, name in enumerate(names):
-            standin = torch.zeros((), dtype=score_dtype if name == "score" else torch.int32)
+            standin = torch.zeros((), dtype=score_dtype if name == "score" else torch.int32, device="cpu")
             self.define(standin, Argument(index), ())
             arguments.append(standin)
         with DispatchMode(self), FunctionMode(self):
@@ -235,7 +239,7 @@ class Tracer:
         """`value` converted to `dtype`."""
         self.fix(value)
         with torch._C.DisableTorchFunction():
-            result = torch.zeros((), dtype=dtype).expand(value.standin.shape)
+            result = torch.zeros((), dtype=dtype, device="cpu").expand(value.standin.shape)
         flag = Literal.of(False)
         return self.emit("aten.to.dtype", (value.operand, dtype_literal(dtype), flag, flag, Literal.of(None)), result)
 
@@ -343,8 +347,7 @@ def trace(score_mod: object, mask_mod: object, score_dtype: torch.dtype) -> Trac
     from attnc.capture.environment import Environment
 
     with ExitStack() as stack:
-        if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
-            stack.enter_context(_disable_current_modes())
+        stack.enter_context(without_dispatch_modes())
         if torch.is_inference_mode_enabled():
             stack.enter_context(torch.inference_mode(False))
         if torch.is_autocast_enabled("cpu"):
@@ -359,8 +362,11 @@ def trace(score_mod: object, mask_mod: object, score_dtype: torch.dtype) -> Trac
             node = tracer.plan.read(name, name)
             rebuilt = environment.wrap(mod, node)
             traced.append(None if mod is None else tracer.run(rebuilt, names, score_dtype))
-        environment.check_unwritten()
+        environment.finish()
         return tracer.finish(*traced)
+
+
+_PLAIN_TORCH_FUNCTIONS = (torch.Tensor.__torch_function__, torch._C._disabled_torch_function_impl)
 
 
 def check_capture(tensor: torch.Tensor) -> None:
@@ -372,6 +378,10 @@ def check_capture(tensor: torch.Tensor) -> None:
             raise UnsupportedTransformError("a mod captures a tensor of torch.func (vmap, grad, …)", **where)
         if torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.Python):
             raise UnsupportedTensorError(f"a mod captures a {kind.__name__}, a tensor subclass without plain memory", **where)
+        if kind.__torch_function__ not in _PLAIN_TORCH_FUNCTIONS:
+            raise UnsupportedTensorError(
+                f"a mod captures a {kind.__name__}, a tensor subclass with its own __torch_function__", **where
+            )
         if tensor.is_nested:
             raise UnsupportedTensorError("a mod captures a nested tensor", **where)
         if tensor.layout is not torch.strided or tensor.is_quantized:

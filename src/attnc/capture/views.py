@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def _zeros(shape, like: torch.Tensor) -> torch.Tensor:
-    return torch.zeros((), dtype=like.dtype).expand(shape)
+    return torch.zeros((), dtype=like.dtype, device="cpu").expand(shape)
 
 
 def _emit(tracer: Tracer, name: str, value: Value, operands: list[Any], shape, origins: tuple[Origin, ...]) -> torch.Tensor:
@@ -188,11 +188,19 @@ def _extremum(name: str) -> Callable:
         like = torch.ops.aten.amax.default(value.standin, [dim], keepdim)
         dims, keep = ListOf((Literal.of(dim),)), Literal.of(keepdim)
         best = tracer.emit(f"aten.a{name}.default", (value.operand, dims, keep), like)
-        where = torch.zeros(like.shape, dtype=torch.int64)
+        where = torch.zeros(like.shape, dtype=torch.int64, device="cpu")
         arg = tracer.emit(f"aten.arg{name}.default", (value.operand, Literal.of(dim), keep), where)
         return best, arg
 
     return handler
+
+
+def _log_sigmoid(tracer: Tracer, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """aten.log_sigmoid_forward, whose second result serves the backward pass alone."""
+    value = tracer.value(tensor)
+    tracer.fix(value)
+    result = tracer.emit("aten.log_sigmoid.default", (value.operand,), torch.zeros_like(value.standin))
+    return result, result
 
 
 HANDLERS: dict[str, Callable[..., Any]] = {
@@ -207,6 +215,7 @@ HANDLERS: dict[str, Callable[..., Any]] = {
     "aten.unbind.int": unbind,
     "aten.split.Tensor": split,
     "aten.split_with_sizes.default": _split,
+    "aten.log_sigmoid_forward.default": _log_sigmoid,
     "aten.max.dim": _extremum("max"),
     "aten.min.dim": _extremum("min"),
 }
