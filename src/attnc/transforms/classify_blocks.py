@@ -45,6 +45,8 @@ from attnc.analysis.attention import (
     slice_of,
 )
 from attnc.analysis.buffers import argument_strings, memref_of
+from attnc.analysis.interval_arithmetic import ARITHMETIC
+from attnc.analysis.interval_logic import LOGIC
 from attnc.analysis.intervals import Interval, IntervalAnalysis, Known, Score, Truth, unknown, width_of
 from attnc.analysis.symbolic import Arithmetic, Condition, Scalar
 from attnc.dialects import tile
@@ -94,7 +96,7 @@ class _Classifier:
         self.proofs: dict[Operation, tuple[str, Condition]] = {}
         self.scans: dict[tuple[object, ...], tuple[Scalar, Scalar]] = {}
         self.sizes: dict[tuple[SSAValue, int], Scalar] = {}
-        self.analysis = IntervalAnalysis(self.a, self._read, self._outer)
+        self.analysis = IntervalAnalysis(self.a, ARITHMETIC | LOGIC, self._read, self._outer)
 
     def function(self, name: str) -> tuple[FuncOp, list[int]]:
         """The classifier, and which of the attention's function's arguments it takes after the bounds."""
