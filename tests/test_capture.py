@@ -149,18 +149,38 @@ def test_unused_captures_are_dropped():
     assert len(found.record.score.ops) == 2
 
 
-def test_caches_hold_no_tensor():
-    bias = torch.arange(10.0)
+@pytest.mark.parametrize("kind", ["closure", "object", "module", "partial", "refused"])
+def test_nothing_holds_a_tensor_after_the_call(kind):
+    """Not even until the garbage collector comes round."""
 
     def make(bias):
-        return lambda score, b, h, q, kv: score + bias[q]
+        match kind:
+            case "object":
+                return Alibi(bias, 3)
+            case "module":
+                module = Module()
+                module.table = bias
+                return module.score_mod
+            case "partial":
+                return functools.partial(lambda bias, score, b, h, q, kv: score + bias[q], bias)
+            case "refused":
+                return lambda score, b, h, q, kv: score + bias[q].item()
+        return lambda score, b, h, q, kv: score + (lambda x: bias[x])(q)
 
-    capture(make(bias))
-    capture(make(bias))
-    reference = weakref.ref(bias)
-    del bias
     gc.collect()
-    assert reference() is None
+    gc.disable()
+    try:
+        bias = torch.arange(10.0)
+        for _ in range(3):
+            try:
+                capture(make(bias))
+            except UnsupportedModError:
+                assert kind == "refused"
+        reference = weakref.ref(bias)
+        del bias
+        assert reference() is None
+    finally:
+        gc.enable()
 
 
 def test_score_and_mask_share_captures_and_numbers():

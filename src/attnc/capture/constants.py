@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from attnc.capture.locations import refuse
 from attnc.capture.numbers import NumberProxy, concrete
 from attnc.capture.record import ListOf, Literal
 from attnc.capture.suspend import without_dispatch_modes
 from attnc.capture.symbolic import symbolic
-from attnc.capture.trace import dtype_literal, refuse
+from attnc.capture.tensors import dtype_literal
 from attnc.errors import DataDependentModError, UnsupportedModError
 
 if TYPE_CHECKING:

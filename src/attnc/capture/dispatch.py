@@ -12,10 +12,11 @@ import torch
 
 from attnc.capture import views
 from attnc.capture.constants import LARGEST_CONSTANT, literal
+from attnc.capture.locations import refuse
 from attnc.capture.numbers import concrete
 from attnc.capture.record import NONE, ListOf, Literal, Operand
 from attnc.capture.symbolic import proxy_of
-from attnc.capture.trace import dtype_literal, refuse
+from attnc.capture.tensors import dtype_literal
 from attnc.errors import DataDependentModError, InPlaceModError, RandomModError, UnsupportedModError, UnsupportedOpError
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from attnc.capture.code import (
 )
 from attnc.capture.numbers import NumberProxy, concrete
 from attnc.capture.objects import object_standin
-from attnc.capture.reads import Node, Plan
+from attnc.capture.reads import Node, Plan, attribute
 from attnc.capture.suspend import without_modes
 from attnc.capture.trace import Tracer
 from attnc.errors import UnsupportedModError
@@ -64,10 +64,11 @@ class Environment:
         self._containers: list[tuple[Any, Any]] = []  # rebuilt container, shallow copy: a mod must not write to it
         self._contents: list[tuple[types.CellType, Any, str]] = []  # the same of closure cells
         self._names: set[str] = set()
+        self.attributes: list[dict[str, Any]] = []  # those that were read of each stand-in
 
     def read(self, value: Any, parent: Node, access: str, name: str) -> Any:
         """Wraps `value`, which is read from `parent` by `access` (with `{}` for the parent)."""
-        return self.wrap(value, self.plan.read(access.format(parent.variable), name))
+        return self.wrap(value, self.plan.read(access.replace("{}", parent.variable, 1), name))
 
     def wrap(self, value: Any, node: Node) -> Any:
         """What stands for `value`, read as `node`, while the mod is traced."""
@@ -137,6 +138,17 @@ class Environment:
         self.plan.require(f"{node.variable} is {self.plan.constant(value)}")
         return value
 
+    def close(self) -> None:
+        """Breaks the cycles through which what stands for the user's objects would outlive the trace."""
+        for cell, _, _ in self._contents:
+            cell.cell_contents = None
+        for world in self._globals.values():
+            world.close()
+        for seen in self.attributes:
+            seen.clear()
+        for table in (self._known, self._cells, self._globals, self._containers, self._contents):
+            table.clear()
+
     # -- functions ----------------------------------------------------------------------------------------------------
 
     def _function(self, function: types.FunctionType, node: Node) -> Any:
@@ -166,7 +178,7 @@ class Environment:
                 self._fill(function, index, cell, node)
         self._defaults(function, rebuilt, node)
         for name, value in function.__dict__.items():
-            rebuilt.__dict__[name] = self.read(value, node, f"{{}}.{name}", f"{function.__name__}.{name}")
+            rebuilt.__dict__[name] = self.read(value, node, attribute(name), f"{function.__name__}.{name}")
         return rebuilt
 
     def _cell(self, function: types.FunctionType, index: int, node: Node) -> types.CellType | None:
@@ -353,13 +365,18 @@ class LoggedGlobals(dict):
         value = self._seen[name] = self.environment.wrap(self.real[name], node)
         return value
 
+    def close(self) -> None:
+        self._seen.clear()
+
 
 class LoggedModule(types.ModuleType):
     """A Python module, its names wrapped as they are read."""
 
     def __init__(self, environment: Environment, module: types.ModuleType, node: Node):
         super().__init__(module.__name__)
-        object.__getattribute__(self, "__dict__")["_attnc_state"] = (environment, module, node, {})
+        seen: dict[str, Any] = {}
+        object.__getattribute__(self, "__dict__")["_attnc_state"] = (environment, module, node, seen)
+        environment.attributes.append(seen)
 
     def __getattribute__(self, name: str) -> Any:
         environment, module, node, seen = object.__getattribute__(self, "__dict__")["_attnc_state"]
@@ -368,5 +385,5 @@ class LoggedModule(types.ModuleType):
         if name not in vars(module):
             environment.plan.give_up(f"the mod reads {module.__name__}.{name}, which the module makes when asked")
             return getattr(module, name)
-        seen[name] = environment.read(vars(module)[name], node, f"{{}}.{name}", f"{node.name}.{name}")
+        seen[name] = environment.read(vars(module)[name], node, attribute(name), f"{node.name}.{name}")
         return seen[name]

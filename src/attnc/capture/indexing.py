@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from attnc.capture.locations import refuse
 from attnc.capture.numbers import NumberProxy, concrete
 from attnc.capture.symbolic import symbolic
-from attnc.capture.trace import refuse
 from attnc.errors import DataDependentModError, UnsupportedModError
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from attnc.capture import indexing
 from attnc.capture.constants import constant_tensor
 from attnc.capture.dispatch import dispatch
+from attnc.capture.locations import refuse
 from attnc.capture.numbers import NumberProxy, concrete
 from attnc.capture.symbolic import symbolic
-from attnc.capture.trace import refuse
 from attnc.errors import DataDependentModError, InPlaceModError, UnsupportedModError
 
 if TYPE_CHECKING:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from attnc.capture.locations import refuse
 from attnc.capture.numbers import concrete
-from attnc.capture.trace import refuse
+from attnc.capture.reads import attribute
 from attnc.errors import UnsupportedModError
 
 if TYPE_CHECKING:
@@ -53,7 +54,9 @@ def object_standin(environment: Environment, value: Any, node: Node) -> Any | No
     if node.name in ("score_mod", "mask_mod"):
         node = node._replace(name="self")
     environment.plan.require(f"type({node.variable}) is {environment.plan.constant(cls)}")
-    object.__setattr__(standin, "_attnc_state", _State(environment, value, node, {}))
+    seen: dict[str, Any] = {}
+    environment.attributes.append(seen)
+    object.__setattr__(standin, "_attnc_state", _State(environment, value, node, seen))
     return standin
 
 
@@ -138,32 +141,32 @@ def _find(standin: Any, state: _State, name: str) -> Any:
     shown = f"{node.name}.{name}"
     found = _lookup(cls, name)
     if isinstance(found, property):
-        getter = environment.read(found.fget, node, f"type({{}}).{name}.fget", shown)
+        getter = environment.read(found.fget, node, attribute(name, "type({})") + ".fget", shown)
         return getter(standin)
     own = getattr(real, "__dict__", {})
     if name in own and not isinstance(found, _SLOTS):
-        return environment.read(own[name], node, f"{{}}.{name}", shown)
+        return environment.read(own[name], node, attribute(name), shown)
     if found is _MISSING:
         return _dynamic(environment, real, cls, node, name, shown)
     if isinstance(found, (types.FunctionType, staticmethod)) and hasattr(real, "__dict__"):
         environment.plan.require(f"{name!r} not in {node.variable}.__dict__")
     if isinstance(found, types.FunctionType):
-        return types.MethodType(environment.read(found, node, f"type({{}}).{name}", shown), standin)
+        return types.MethodType(environment.read(found, node, attribute(name, "type({})"), shown), standin)
     if isinstance(found, staticmethod):
-        return environment.read(found.__func__, node, f"type({{}}).{name}", shown)
+        return environment.read(found.__func__, node, attribute(name, "type({})"), shown)
     if isinstance(found, _SLOTS) or not hasattr(type(found), "__get__"):
-        return environment.read(getattr(real, name), node, f"{{}}.{name}", shown)
+        return environment.read(getattr(real, name), node, attribute(name), shown)
     with environment.untraced():
         value = getattr(real, name)
     if isinstance(found, functools.cached_property):
-        return environment.read(value, node, f"{{}}.{name}", shown)
+        return environment.read(value, node, attribute(name), shown)
     return environment.opaque(value, f"the attribute {shown}")
 
 
 def _dynamic(environment: Environment, real: Any, cls: type, node: Node, name: str, shown: str) -> Any:
     hook = _lookup(cls, "__getattr__")
     if hook is torch.nn.Module.__getattr__ and hasattr(real, name):
-        return environment.read(getattr(real, name), node, f"{{}}.{name}", shown)
+        return environment.read(getattr(real, name), node, attribute(name), shown)
     if hook is not _MISSING and hook is not torch.nn.Module.__getattr__:
         with environment.untraced():
             value = getattr(real, name)

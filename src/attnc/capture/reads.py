@@ -20,6 +20,7 @@ enumerated sets `retrace`, a reason: then the plan is never kept and each call t
 
 from __future__ import annotations
 
+import keyword
 import types
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -119,6 +120,11 @@ _SCOPE = {
     "method": types.MethodType,
     "fromhex": float.fromhex,
 }
+
+
+def attribute(name: str, owner: str = "{}") -> str:
+    """The access `owner.name`."""
+    return f"{owner}.{name}" if name.isidentifier() and not keyword.iskeyword(name) else f"getattr({owner}, {name!r})"
 
 
 def stride_pattern(sizes: Sequence[int], strides: Sequence[int]) -> str:

@@ -7,16 +7,14 @@ here, `dispatch.py` writes it down. Nothing of this imports torch._dynamo, and g
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
 
-from attnc.capture.numbers import Expression, NumberProxy, concrete, describe
+from attnc.capture.locations import user_location
+from attnc.capture.numbers import Expression, NumberProxy, describe
 from attnc.capture.reads import LazyCheck, Node, Plan, TensorCheck, stride_pattern
 from attnc.capture.record import (
     MASK_ARGUMENTS,
@@ -27,7 +25,6 @@ from attnc.capture.record import (
     Function,
     ListOf,
     Literal,
-    Location,
     Number,
     NumberType,
     Op,
@@ -37,29 +34,11 @@ from attnc.capture.record import (
     TensorType,
 )
 from attnc.capture.suspend import without_dispatch_modes
-from attnc.errors import DeviceError, ModSignatureError, UnsupportedModError, UnsupportedTensorError, UnsupportedTransformError
-
-DTYPES = {
-    dtype: str(dtype).removeprefix("torch.")
-    for dtype in (
-        torch.float64,
-        torch.float32,
-        torch.float16,
-        torch.bfloat16,
-        torch.int64,
-        torch.int32,
-        torch.int16,
-        torch.int8,
-        torch.uint8,
-        torch.bool,
-    )
-}
+from attnc.capture.tensors import DTYPES, check_capture, dtype_literal, dtype_name
+from attnc.errors import ModSignatureError
 
 # Where a dim of a value comes from: (capture, its dim), or None where its length is the code's own.
 Origin = tuple[int, int] | None
-
-_HERE = str(Path(__file__).parent)
-_TORCH = str(Path(torch.__file__).parent)
 
 
 class Value:
@@ -199,6 +178,11 @@ class Tracer:
             raise AssertionError("a constant is a literal")
         self.numbers.setdefault(expression, proxy)
         return Number(self._number_index.setdefault(expression, len(self._number_index)))
+
+    def close(self) -> None:
+        """Lets go of the tensors: the trace's own cycles would keep them until the collector comes round."""
+        for table in (self.captures, self._values, self._keep, self._nodes):
+            table.clear()
 
     # -- running ------------------------------------------------------------------------------------------------------
 
@@ -355,6 +339,8 @@ def trace(score_mod: object, mask_mod: object, score_dtype: torch.dtype) -> Trac
             stack.callback(torch.set_autocast_enabled, "cpu", True)
         tracer = Tracer()
         environment = Environment(tracer)
+        stack.callback(tracer.close)
+        stack.callback(environment.close)
         traced = []
         for name, mod, names in (("score_mod", score_mod, SCORE_ARGUMENTS), ("mask_mod", mask_mod, MASK_ARGUMENTS)):
             if not callable(mod) and mod is not None:
@@ -364,66 +350,3 @@ def trace(score_mod: object, mask_mod: object, score_dtype: torch.dtype) -> Trac
             traced.append(None if mod is None else tracer.run(rebuilt, names, score_dtype))
         environment.finish()
         return tracer.finish(*traced)
-
-
-_PLAIN_TORCH_FUNCTIONS = (torch.Tensor.__torch_function__, torch._C._disabled_torch_function_impl)
-
-
-def check_capture(tensor: torch.Tensor) -> None:
-    """Refuses a captured tensor that is no plain strided CPU tensor of a dtype that is served."""
-    with torch._C.DisableTorchFunction():
-        kind = type(tensor)
-        where = _where()
-        if _functorch.is_functorch_wrapped_tensor(tensor):
-            raise UnsupportedTransformError("a mod captures a tensor of torch.func (vmap, grad, …)", **where)
-        if torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.Python):
-            raise UnsupportedTensorError(f"a mod captures a {kind.__name__}, a tensor subclass without plain memory", **where)
-        if kind.__torch_function__ not in _PLAIN_TORCH_FUNCTIONS:
-            raise UnsupportedTensorError(
-                f"a mod captures a {kind.__name__}, a tensor subclass with its own __torch_function__", **where
-            )
-        if tensor.is_nested:
-            raise UnsupportedTensorError("a mod captures a nested tensor", **where)
-        if tensor.layout is not torch.strided or tensor.is_quantized:
-            raise UnsupportedTensorError(f"a mod captures a tensor of layout {tensor.layout}", **where)
-        if tensor.device.type != "cpu":
-            raise DeviceError(f"a mod captures a tensor on {tensor.device}; attnc runs on the CPU only so far", **where)
-        if tensor.dtype not in DTYPES or tensor.is_neg():
-            raise UnsupportedTensorError(
-                f"a mod captures a tensor of {tensor.dtype}", remedy="convert it to a real float, int or bool dtype", **where
-            )
-
-
-def dtype_literal(dtype: torch.dtype) -> Literal:
-    if dtype not in DTYPES:
-        raise UnsupportedModError(f"a mod computes in {dtype}", remedy=f"use one of {', '.join(DTYPES.values())}", **_where())
-    return Literal("dtype", DTYPES[dtype])
-
-
-def dtype_name(tensor: torch.Tensor) -> str:
-    return dtype_literal(tensor.dtype).text
-
-
-def user_location() -> Location | None:
-    """The innermost line of the running mod that is the user's own code."""
-    frame = sys._getframe(1)
-    stop = Tracer.run.__code__
-    while frame is not None and frame.f_code is not stop:
-        file = frame.f_code.co_filename
-        if not file.startswith((_HERE, _TORCH)) and not file.startswith("<attnc"):
-            return Location(file, frame.f_lineno)
-        frame = frame.f_back
-    return None
-
-
-def _where() -> dict[str, Any]:
-    location = user_location()
-    return {} if location is None else {"filename": location.file, "line": location.line}
-
-
-def refuse(kind: type[UnsupportedModError], message: str, remedy: str | None = None) -> UnsupportedModError:
-    """The error `kind` at the user's current line."""
-    return kind(message, remedy=remedy, **_where())
-
-
-__all__ = ["DTYPES", "Origin", "Tracer", "Value", "concrete", "refuse", "trace", "user_location"]

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from attnc.capture.locations import refuse
 from attnc.capture.numbers import concrete
 from attnc.capture.record import NONE, ListOf, Literal
 from attnc.capture.symbolic import proxy_of
-from attnc.capture.trace import refuse
 from attnc.errors import UnsupportedOpError
 
 if TYPE_CHECKING:
