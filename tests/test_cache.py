@@ -148,6 +148,65 @@ def test_a_directory_of_another_user_is_not_used(cache: DiskCache, monkeypatch: 
         assert DiskCache(cache.directory, 1 << 20).get("a") is None
 
 
+USE = """
+import sys, warnings
+import torch, attnc
+from attnc import programs
+query = torch.randn(1, 2, 9, 16)
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    for factor in (1.0, 2.0):
+        out = attnc.flex_attention(query, query, query, lambda score, b, h, q, k, factor=factor: score * factor + h)
+        scores = query @ query.transpose(-1, -2) / 4 * factor
+        assert torch.allclose(out, scores.softmax(-1) @ query, atol=1e-5)
+    attnc.flex_attention(query, query, query)
+messages = [str(warning.message) for warning in caught if issubclass(warning.category, attnc.errors.CacheWarning)]
+print(programs.compiled, len(messages))
+"""
+
+
+def use(**environment: str) -> tuple[int, int]:
+    """In a new process: how many programs it compiled, how many warnings of the cache it gave."""
+    result = subprocess.run(
+        [sys.executable, "-c", "import attnc.errors\n" + USE],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    compiled, warned = map(int, result.stdout.split())
+    return compiled, warned
+
+
+def test_flex_attention_with_and_without_a_cache(tmp_path: Path):
+    directory = tmp_path / "cache"
+    assert use(ATTNC_CACHE_DIR=str(directory)) == (2, 0)
+    assert use(ATTNC_CACHE_DIR=str(directory)) == (0, 0)
+    assert use(ATTNC_CACHE_DIR=str(directory), ATTNC_CACHE="off") == (2, 0)
+    assert use(ATTNC_CACHE_DIR=str(directory), ATTNC_TILE_ROWS="24") == (2, 0)
+    for path in directory.iterdir():
+        path.write_bytes(path.read_bytes()[:-7])
+    assert use(ATTNC_CACHE_DIR=str(directory)) == (2, 0)
+    assert use(ATTNC_CACHE_DIR=str(directory)) == (0, 0)
+    assert use(ATTNC_CACHE_DIR="/proc/attnc") == (2, 1)
+    directory.chmod(0o777)
+    assert use(ATTNC_CACHE_DIR=str(directory)) == (2, 1)
+
+
+def test_an_entry_that_does_not_link_is_rebuilt(tmp_path: Path):
+    directory = tmp_path / "cache"
+    assert use(ATTNC_CACHE_DIR=str(directory)) == (2, 0)
+    cache = DiskCache(directory, 1 << 30)
+    for listed in cache.entries():
+        entry = cache.get(listed.path.stem)
+        assert entry is not None
+        if "arguments" in entry.record:
+            cache.put(listed.path.stem, Entry(entry.record, (b"\x7fELF no object",)))
+    assert use(ATTNC_CACHE_DIR=str(directory)) == (2, 0)
+    assert use(ATTNC_CACHE_DIR=str(directory)) == (0, 0)
+
+
 def test_many_processes(tmp_path: Path):
     program = f"""
 import random, sys

@@ -213,6 +213,50 @@ def test_fork_after_use():
     assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0
 
 
+FORK_WHILE_COMPILING = """
+import os, sys, threading, time
+import torch, attnc
+q = torch.randn(1, 2, 64, 16)
+attnc.flex_attention(q, q, q)
+stop = False
+def compile_on_and_on():
+    number = 0
+    while not stop:
+        number += 1
+        exec(f"def mod(s, b, h, i, j): return s * {number}.5 - {number}.25", globals())
+        attnc.flex_attention(q, q, q, mod)
+worker = threading.Thread(target=compile_on_and_on)
+worker.start()
+failures = 0
+for number in range(6):
+    time.sleep(0.05)
+    pid = os.fork()
+    if pid == 0:
+        exec(f"def other(s, b, h, i, j): return s / {number + 2}.0 + h", globals())
+        os._exit(0 if bool(torch.isfinite(attnc.flex_attention(q, q, q, other)).all()) else 1)
+    end = time.time() + 60
+    while time.time() < end:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            break
+        time.sleep(0.01)
+    else:
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+        status = 9
+    failures += status != 0
+stop = True
+worker.join()
+sys.exit(failures)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_fork_while_another_thread_compiles():
+    result = subprocess.run([sys.executable, "-W", "ignore", "-c", FORK_WHILE_COMPILING], timeout=400, check=False)
+    assert result.returncode == 0
+
+
 def test_damaged_object_is_a_named_error():
     data = compile_text(SCALE.replace("FLOPS", "1"))
     with pytest.raises(CompileError):

@@ -114,8 +114,10 @@ def flex_attention(
 
 
 def _leave_to_python(function: Callable[..., Any]) -> None:
-    """Under torch.compile the graph is left for a call of `function`, which runs as it is: what torch.compiler.disable does, but
-    without an import of torch._dynamo, and without a wrapper's cost."""
+    """Under torch.compile the graph is left for a call of `function`, which runs as it is.
+
+    That is what torch.compiler.disable does, but without an import of torch._dynamo, and without a wrapper's cost.
+    """
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
     function._torchdynamo_disable_msg = "attnc compiles it by itself"  # type: ignore[attr-defined]
     frames = torch._C._dynamo.eval_frame  # type: ignore[attr-defined]

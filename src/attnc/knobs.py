@@ -33,7 +33,7 @@ class Knob(Generic[T]):
             return self.default
         try:
             return self.parse(text)
-        except ValueError as error:
+        except (ValueError, RuntimeError) as error:
             raise KnobError(f"{self.name}={text!r}: {error}", remedy=f"{self.name}: {self.help}") from None
 
 

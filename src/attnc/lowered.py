@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from attnc import programs
 from attnc.errors import ArgumentsError, AttncError
 from attnc.runtime import arrays
-from attnc.runtime.abi import Argument
+from attnc.runtime.abi import Argument, KernelRecord
 from attnc.runtime.attention import Attention, Layout
 from attnc.runtime.launch import Kernel
 from attnc.target import Target
@@ -80,10 +80,16 @@ class Lowered:
 
             return pipeline.to_objects(self.code, Target.host()), self.code.record
 
-        record, objects = programs.cached_objects(("text", list(self.stages.values())[-1]), compile_now)
-        if any(argument.role for argument in record.arguments):
-            return CompiledAttention(Attention(record, objects), self.defaults, self._locate)
-        return CompiledKernel(Kernel(record, objects), self._locate)
+        def load(record: KernelRecord, objects: Sequence[bytes]) -> CompiledAttention | CompiledKernel:
+            if any(argument.role for argument in record.arguments):
+                attention = Attention(record, objects)
+                attention.kernel.load()
+                return CompiledAttention(attention, self.defaults, self._locate)
+            kernel = Kernel(record, objects)
+            kernel.load()
+            return CompiledKernel(kernel, self._locate)
+
+        return programs.cached(("text", list(self.stages.values())[-1]), compile_now, load)
 
     def _locate(self, words: Sequence[int | float]) -> AttncError:
         from attnc import pipeline

@@ -6,16 +6,19 @@ nothing of the compiler.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from attnc.errors import CompileError
 from attnc.runtime.abi import KernelRecord
 from attnc.runtime.attention import Attention
 from attnc.runtime.cache import Entry, disk_cache, make_key
 from attnc.runtime.signature import Signature
+
+Loaded = TypeVar("Loaded")
 
 KEPT = 512
 """Programs kept in a process."""
@@ -66,10 +69,12 @@ def _load_or_compile(record: Any, signature: Signature) -> Attention:
 
         return pipeline.compile_attention(record, signature)
 
-    kernel, objects = cached_objects((record_text(record), signature), compile_now)
-    attention = Attention(kernel, objects)
-    attention.kernel.load()
-    return attention
+    def load(kernel: KernelRecord, objects: Sequence[bytes]) -> Attention:
+        attention = Attention(kernel, objects)
+        attention.kernel.load()
+        return attention
+
+    return cached((record_text(record), signature), compile_now, load)
 
 
 def record_text(record: Any) -> str:
@@ -81,10 +86,12 @@ def record_text(record: Any) -> str:
     return repr((functions, record.captures, record.numbers))
 
 
-def cached_objects(
-    parts: Hashable, compile_now: Callable[[], tuple[list[bytes], dict[str, Any]]]
-) -> tuple[KernelRecord, Sequence[bytes]]:
-    """The record and objects kept on disk under `parts`, else those that `compile_now` makes, which are then kept."""
+def cached(
+    parts: Hashable,
+    compile_now: Callable[[], tuple[list[bytes], dict[str, Any]]],
+    load: Callable[[KernelRecord, Sequence[bytes]], Loaded],
+) -> Loaded:
+    """`load` of the record and objects kept on disk under `parts`, else of those that `compile_now` makes and that are kept."""
     global compiled
     from attnc.target import Target
 
@@ -92,12 +99,24 @@ def cached_objects(
     key = make_key(Target.host(), parts) if disk is not None else ""
     if disk is not None and (entry := disk.get(key)) is not None:
         try:
-            return KernelRecord.from_json(entry.record), entry.blobs
+            return load(KernelRecord.from_json(entry.record), entry.blobs)
         except CompileError:
             disk.remove(key)  # whole by its checksum, and yet of no use
     objects, data = compile_now()
     compiled += 1
     record = KernelRecord.from_json(data)
+    loaded = load(record, objects)
     if disk is not None:
         disk.put(key, Entry(record.to_json(), tuple(objects)))
-    return record, objects
+    return loaded
+
+
+def _after_fork_in_child() -> None:
+    # Threads that held these locks are not in this process.
+    global _lock
+    _lock = threading.Lock()
+    _compiling.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -227,6 +227,11 @@ def _disk_cache(directory: Path, limit: int) -> DiskCache:
     return DiskCache(directory, limit)
 
 
+if hasattr(os, "register_at_fork"):
+    # Another thread of the parent may have held a cache's lock.
+    os.register_at_fork(after_in_child=_disk_cache.cache_clear)
+
+
 def cache_directory() -> Path:
     """`ATTNC_CACHE_DIR`, else the place the system keeps caches of users."""
     directory = knobs.cache_dir()
@@ -234,6 +239,8 @@ def cache_directory() -> Path:
         import platformdirs
 
         directory = Path(platformdirs.user_cache_dir("attnc", appauthor=False))
+        if not directory.is_absolute():  # a user without a home
+            directory = Path(tempfile.gettempdir()) / f"attnc-{os.geteuid() if hasattr(os, 'geteuid') else 'cache'}"
     return directory
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ctypes
 import struct
-import threading
 from collections.abc import Sequence
 
 from attnc.errors import ArgumentsError
@@ -19,6 +18,7 @@ from attnc.runtime import threads
 from attnc.runtime.abi import KernelRecord
 from attnc.runtime.arena import Block, scratch
 from attnc.runtime.objects import LoadedObjects
+from attnc.runtime.objects import lock as objects_lock
 
 ONE_THREAD_FLOPS = 1_000_000
 """Below about this much work one thread is faster than a parallel region."""
@@ -57,12 +57,11 @@ class Kernel:
         self._words = record.words
         self._thread_bytes = -(-record.thread_bytes // ALIGNMENT) * ALIGNMENT
         self._frames: list[_Frame] = []
-        self._lock = threading.Lock()
         self._loaded: LoadedObjects | None = None
 
     def load(self) -> None:
         """Link the objects into this process, if that is not yet done. Raises `CompileError`."""
-        with self._lock:
+        with objects_lock:
             if self._loaded is not None:
                 return
             name = self.record.name

@@ -6,8 +6,11 @@ import ctypes
 import ctypes.util
 import functools
 import itertools
+import os
+import sys
 import threading
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from attnc.errors import CompileError
 
@@ -22,7 +25,9 @@ LIBRARY_FUNCTIONS = ("memcpy", "memmove", "memset", "memcmp") + tuple(
 """What compiled code may call of the C library: LLVM turns intrinsics into these. They are imported by address, since a search
 of the process finds them only where some library happens to be loaded globally."""
 
-_lock = threading.RLock()
+lock = threading.RLock()
+"""Held while an object is linked, and around a fork: no child inherits a half-linked one."""
+
 _names = itertools.count()
 
 
@@ -43,9 +48,10 @@ class LoadedObjects:
             builder.import_symbol(name, address)
         for name in exports:
             builder.export_symbol(name)
-        with _lock:
+        with lock:
             try:
-                self._tracker = builder.link(_compiler(), f"attnc.{next(_names)}")
+                self._compiler = _compiler()  # must not go before what it linked
+                self._tracker = builder.link(self._compiler, f"attnc.{next(_names)}")
             except RuntimeError as error:
                 raise CompileError(f"LLVM cannot link a compiled object: {error}") from error
         self.addresses = {name: self._tracker[name] for name in exports}
@@ -63,6 +69,28 @@ def _compiler():
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     return llvm.create_lljit_compiler()
+
+
+# A fork waits until no other thread is inside LLVM: the child would wait for that thread's locks for ever.
+_held_for_fork: list[Any] = []
+
+
+def _before_fork() -> None:
+    ffi = sys.modules.get("llvmlite.binding.ffi")
+    llvms_own = getattr(getattr(getattr(ffi, "lib", None), "_lock", None), "_lock", None)
+    for held in (lock, llvms_own):
+        if held is not None:
+            held.acquire()
+            _held_for_fork.append(held)
+
+
+def _after_fork() -> None:
+    while _held_for_fork:
+        _held_for_fork.pop().release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
 
 
 @functools.cache
