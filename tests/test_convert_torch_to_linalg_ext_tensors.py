@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from xdsl.dialects import func, scf
 from xdsl.dialects.builtin import IndexType
-from xdsl.ir import Block
+from xdsl.ir import Block, SSAValue
 
 from attnc.errors import UnsupportedOpError
 from attnc.transforms.convert_torch_to_linalg_ext_mods import captured, interpret, tensor_type
@@ -70,7 +70,7 @@ def check(function: Callable, *captures: Tensor, n: int = 0, close: float = 1e-5
     """`function(*captures, *positions)` for all positions below `n` (one scalar), or without positions if `n` is 0."""
     positions = [torch.arange(-n, n, dtype=i32)] if n else []
     block = build(function, captures, positions, dynamic)
-    values = {a: to_numpy(t) for a, t in zip(block.args, [*captures, *positions])}
+    values: dict[SSAValue, np.ndarray] = {a: to_numpy(t) for a, t in zip(block.args, [*captures, *positions])}
     values |= {v: np.asarray(values[source].shape[dim]) for (source, dim), v in build.sizes.items()}  # type: ignore[attr-defined]
     interpreter = RegionInterpreter(values)
     (result,) = interpreter.run(block)
@@ -110,6 +110,7 @@ INDEXING: dict[str, Callable] = {
     "reshaped row": lambda t, i: at(at(t, i).reshape(2, 3), i // 3)[2],
     "expanded": lambda t, i: at(at(t, i).expand(6, 6), i)[3],
     "flipped": lambda t, i: at(t.flip(0, 1), i, i),
+    "rolled": lambda t, i: at(torch.roll(t, (2, -1), (0, 1)), i, i),
     "index tensor": lambda t, i: at(t, torch.arange(4) + i // 3, None)[1, 2],
     "two index tensors": lambda t, i: at(t, torch.arange(2)[:, None] + i // 3, torch.arange(3))[1, 2],
     "index around": lambda t, i: at(t.view(3, 2, 6), i // 2, None, i)[1],
@@ -165,6 +166,9 @@ REDUCTIONS: dict[str, Callable] = {
     "norm 3": lambda t, i: torch.linalg.vector_norm(at(t, i), ord=3),
     "norm 0": lambda t, i: torch.linalg.vector_norm((at(t, i) > 0).float(), ord=0),
     "norm inf": lambda t, i: torch.linalg.vector_norm(at(t, i), ord=float("inf")),
+    "logsumexp": lambda t, i: torch.logsumexp(at(t, i), 0) + torch.logsumexp(t, 1)[2],
+    "var": lambda t, i: at(t, i).var() + t.var(1)[2],
+    "std": lambda t, i: at(t, i).std(unbiased=False),
     "norm -inf": lambda t, i: torch.linalg.vector_norm(at(t, i), ord=float("-inf")),
     "softmax": lambda t, i: at(torch.softmax(at(t, i), 0), i),
     "log softmax": lambda t, i: at(torch.log_softmax(t, 1), i, i),
@@ -212,7 +216,7 @@ def test_reductions_of_other_dtypes(dtype: torch.dtype):
 def test_reductions_meet_nan():
     data = table(6, 6)
     data[2, 3], data[4, 0], data[4, 5] = float("nan"), float("nan"), float("inf")
-    for name in ("amax", "amin", "argmax", "argmin of a dim", "sum", "softmax"):
+    for name in ("amax", "amin", "argmax", "argmin of a dim", "sum", "softmax", "logsumexp", "var"):
         check(REDUCTIONS[name], data, n=6)
 
 
@@ -220,7 +224,7 @@ def test_sizes_known_at_run_time():
     data = table(6, 5)
     check(lambda t, i: at(t, i, i), data, n=5, dynamic=[0])
     check(lambda t, i: at(t, None, i)[-1], data, n=5, dynamic=[0])
-    (check(lambda t, i: at(t[2:], i // 3)[1], data, n=6, dynamic=[]),)
+    check(lambda t, i: at(t[2:], i // 3)[1], data, n=6, dynamic=[])
     check(lambda t, i: at(t.t(), i)[-1], data, n=5, dynamic=[0])
     check(lambda t, i: at(t.flip(0), i)[2], data, n=6, dynamic=[0])
     check(lambda t, i: at(t.unsqueeze(1), i)[0, 2], data, n=6, dynamic=[0])

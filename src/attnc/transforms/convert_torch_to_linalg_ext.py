@@ -31,12 +31,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from xdsl.dialects import arith, func, linalg, math, tensor
+from xdsl.dialects import arith, func, linalg, tensor
 from xdsl.dialects.builtin import (
     DYNAMIC_INDEX,
     AffineMapAttr,
     ArrayAttr,
-    DenseArrayBase,
     FunctionType,
     IntegerAttr,
     ModuleOp,
@@ -44,7 +43,6 @@ from xdsl.dialects.builtin import (
     SymbolRefAttr,
     TensorType,
 )
-from xdsl.dialects.linalg import IteratorTypeAttr
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.ir.affine import AffineDimExpr, AffineMap
 
@@ -67,6 +65,17 @@ from attnc.target import Target
 from attnc.transforms.convert_torch_to_linalg_ext_mods import captured, interpret, tensor_type
 from attnc.transforms.convert_torch_to_linalg_ext_region import RegionBuilder, f32, f64, i1, i8, i64
 from attnc.transforms.convert_torch_to_linalg_ext_region import index as index_type
+from attnc.transforms.convert_torch_to_linalg_ext_shapes import (
+    appended,
+    collapse,
+    element_of,
+    expand,
+    generic,
+    hinted,
+    log_sum,
+    normalised,
+    shape_of,
+)
 from attnc.transforms.convert_torch_to_linalg_ext_values import Number, Scalar, ScalarBuilder, Value
 
 NAME = "convert-torch-to-linalg-ext"
@@ -162,15 +171,15 @@ class _Function:
     def _attention(self, op: FlexAttentionOp) -> None:
         query, key, value, scale = (self.values[operand] for operand in op.operands[:4])
         precision = _statistics(op)
-        head_dim, value_dim = _shape(query)[3], _shape(value)[3]
+        head_dim, value_dim = shape_of(query)[3], shape_of(value)[3]
         batch, heads, queries, kv_heads = _named(
             self, (query, 0, "batch"), (query, 1, "heads"), (query, 2, "queries"), (key, 1, "kv_heads")
         )
         group = self.build.emit(arith.DivUIOp, (heads, kv_heads), index_type)
         group.name_hint = "group"
         rows = [batch, kv_heads, group, queries]
-        query_5d = _expand(self.block, query, [*rows, head_dim], "query_5d")
-        element = _element(query)
+        query_5d = expand(self.block, query, [*rows, head_dim], "query_5d")
+        element = element_of(query)
         out_sizes = [*rows, value_dim]
         region = self._region(op, precision, group)
         operands = [query_5d, key, value, scale]
@@ -180,12 +189,12 @@ class _Function:
             attention: Operation = AttentionOp.create(
                 operands=[*operands, init], properties={"indexing_maps": _MAPS}, regions=[region], result_types=[init.type]
             )
-            results = [_appended(self.block, attention, "out_5d")]
+            results = [appended(self.block, attention, "out_5d")]
         else:
             results = self._online(operands, region, precision, element, rows, value_dim, wanted)
         for old, new in zip(op.outputs, results, strict=True):
             name = old.name_hint or "out"
-            self.values[old] = _collapse(self.block, new, name)
+            self.values[old] = collapse(self.block, new, name)
 
     def _online(
         self,
@@ -214,10 +223,10 @@ class _Function:
         acc, max_, sum_ = online.results
         acc.name_hint, max_.name_hint, sum_.name_hint = "acc", "max", "sum"
         out_init = self._empty([*rows, value_dim], element, "init")
-        results = [_generic(self.block, [acc, sum_], out_init, _normalised(precision, element), "out_5d")]
+        results = [generic(self.block, [acc, sum_], out_init, normalised(precision, element), "out_5d")]
         if wanted[0]:
             lse_init = self._empty(rows, precision, "lse_init")
-            results.append(_generic(self.block, [max_, sum_], lse_init, _log_sum(precision), "lse_5d"))
+            results.append(generic(self.block, [max_, sum_], lse_init, log_sum(precision), "lse_5d"))
         if wanted[1]:
             results.append(max_)
         return results
@@ -225,11 +234,11 @@ class _Function:
     def _empty(self, sizes: Sequence[SSAValue | int], element: Attribute, hint: str) -> SSAValue:
         dynamic = [size for size in sizes if isinstance(size, SSAValue)]
         type_ = TensorType(element, [size if isinstance(size, int) else _DYNAMIC for size in sizes])
-        return _appended(self.block, tensor.EmptyOp(dynamic, type_), hint)
+        return appended(self.block, tensor.EmptyOp(dynamic, type_), hint)
 
     def _filled(self, sizes: Sequence[SSAValue | int], element: Attribute, value: SSAValue, hint: str) -> SSAValue:
         empty = self._empty(sizes, element, f"{hint}_empty")
-        return _appended(self.block, linalg.FillOp([value], [empty]), hint)
+        return appended(self.block, linalg.FillOp([value], [empty]), hint)
 
     # -- the region ---------------------------------------------------------------------------------------------------
 
@@ -245,7 +254,7 @@ class _Function:
             used = [argument.first_use is not None for argument in mod.body.block.args]
             fixed = [modified, *positions.scalars(used[1:5])]
             modified = interpret(r, mod, [*fixed, *self._operands(r, op.score_operands, used[5:])])
-        result = r.convert(modified, precision)
+        result = hinted(r.convert(modified, precision), "modified")
         mask: SSAValue | None = None
         if op.mask_mod_fn is not None:
             r.checked = "all" if op.blocks is None else "listed"
@@ -255,7 +264,8 @@ class _Function:
         if op.blocks is not None:
             mask = self._listed(r, op, positions, mask)
         if mask is not None:
-            result = r.select(mask, result, r.constant(precision, float("-inf")))
+            masked = r.select(hinted(mask, "mask"), result, r.constant(precision, float("-inf")))
+            result = hinted(masked, "masked")
         block.add_op(YieldOp(result))
         r.finish()
         return Region(block)
@@ -297,8 +307,8 @@ class _Function:
         class_.name_hint = "class"
         if mask is None:
             return r.compare("ne", class_, r.constant(i8, 0))
-        full = r.compare("eq", class_, r.constant(i8, 2))
-        partial = r.compare("eq", class_, r.constant(i8, 1))
+        full = hinted(r.compare("eq", class_, r.constant(i8, 2)), "full")
+        partial = hinted(r.compare("eq", class_, r.constant(i8, 1)), "partial")
         return r.either(full, r.both(partial, mask))
 
 
@@ -361,85 +371,11 @@ def _argument_type(type_: Attribute) -> Attribute:
     raise UnsupportedOpError(f"an argument of type {type_}")
 
 
-def _shape(value: SSAValue) -> tuple[int, ...]:
-    return cast(TensorType, value.type).get_shape()
-
-
-def _element(value: SSAValue) -> Attribute:
-    return cast(TensorType, value.type).element_type
-
-
 def _named(function: _Function, *wanted: tuple[SSAValue, int, str]) -> list[SSAValue]:
     result = []
     for source, dim, hint in wanted:
         value = function.size(source, dim)
-        if _shape(source)[dim] < 0:
+        if shape_of(source)[dim] < 0:
             value.name_hint = hint
         result.append(value)
     return result
-
-
-def _appended(block: Block, op: Operation, hint: str) -> SSAValue:
-    block.add_op(op)
-    op.results[0].name_hint = hint
-    return op.results[0]
-
-
-def _reassociation(*groups: Sequence[int]) -> ArrayAttr[ArrayAttr[IntegerAttr]]:
-    return ArrayAttr(ArrayAttr(IntegerAttr(dim, i64) for dim in group) for group in groups)
-
-
-def _expand(block: Block, value: SSAValue, sizes: Sequence[SSAValue | int], hint: str) -> SSAValue:
-    static = [size if isinstance(size, int) else _DYNAMIC for size in sizes]
-    op = tensor.ExpandShapeOp(
-        value,
-        [size for size in sizes if isinstance(size, SSAValue)],
-        _reassociation([0], [1, 2], [3], [4]),
-        DenseArrayBase.from_list(i64, static),
-        TensorType(_element(value), [size if isinstance(size, int) else _DYNAMIC for size in sizes]),
-    )
-    return _appended(block, op, hint)
-
-
-def _collapse(block: Block, value: SSAValue, hint: str) -> SSAValue:
-    batch, _, _, *rest = _shape(value)
-    groups = [[0], [1, 2], *([dim + 3] for dim in range(len(rest)))]
-    op = tensor.CollapseShapeOp.create(
-        operands=[value],
-        properties={"reassociation": _reassociation(*groups)},
-        result_types=[TensorType(_element(value), [batch, _DYNAMIC, *rest])],
-    )
-    return _appended(block, op, hint)
-
-
-def _generic(block: Block, inputs: Sequence[SSAValue], init: SSAValue, body: Block, hint: str) -> SSAValue:
-    """An elementwise `linalg.generic` over the shape of `init`; inputs of lower rank lack its last dims."""
-    rank = len(_shape(init))
-    maps = [AffineMapAttr(AffineMap(rank, 0, tuple(map(AffineDimExpr, range(len(_shape(v))))))) for v in (*inputs, init)]
-    parallel = [IteratorTypeAttr.parallel()] * rank
-    return _appended(block, linalg.GenericOp(inputs, [init], Region(body), maps, parallel, [init.type]), hint)
-
-
-def _normalised(precision: Attribute, element: Attribute) -> Block:
-    """`acc / sum`, 0 for a row without a live key, rounded to the result's type."""
-    block = Block(arg_types=[precision, precision, element])
-    acc, sum_, _ = block.args
-    acc.name_hint, sum_.name_hint = "acc", "sum"
-    r = RegionBuilder(block)
-    zero = r.constant(precision, 0.0)
-    none = r.compare("eq", sum_, zero)
-    result = r.select(none, zero, r.divide(acc, sum_))
-    if element != precision:
-        result = r.cast(arith.TruncFOp, result, element)
-    block.add_op(linalg.YieldOp(result))
-    return block
-
-
-def _log_sum(precision: Attribute) -> Block:
-    """`max + log(sum)`, which is -inf for a row without a live key."""
-    block = Block(arg_types=[precision, precision, precision])
-    max_, sum_, _ = block.args
-    max_.name_hint, sum_.name_hint = "max", "sum"
-    r = RegionBuilder(block)
-    block.add_op(linalg.YieldOp(r.add(max_, r.math(math.LogOp, sum_))))
-    return block

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math as python_math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from xdsl.dialects import math
@@ -10,7 +11,16 @@ from xdsl.ir import Attribute, SSAValue
 
 from attnc.dialects.torch import VTensorType
 from attnc.transforms.convert_torch_to_linalg_ext_arithmetic import larger, smaller
-from attnc.transforms.convert_torch_to_linalg_ext_reductions import Array, carried_zero, computed, fold, reduce, static_lengths
+from attnc.transforms.convert_torch_to_linalg_ext_reductions import (
+    Array,
+    Row,
+    carried_zero,
+    computed,
+    fold,
+    reduce,
+    reduce_rows,
+    static_lengths,
+)
 from attnc.transforms.convert_torch_to_linalg_ext_region import f32
 from attnc.transforms.convert_torch_to_linalg_ext_table import Unsupported, whole
 from attnc.transforms.convert_torch_to_linalg_ext_tensors import dim_of, make
@@ -98,7 +108,73 @@ def log_softmax(r: ScalarBuilder, results: Sequence[VTensorType], source: Array,
 
 @whole("Reductions", "logsumexp")
 def logsumexp(r: ScalarBuilder, results: Sequence[VTensorType], source: Array, dims: Any, keepdim: Any = None) -> Value:
-    raise Unsupported("write torch.log(torch.exp(x).sum(dim))")
+    dtype = results[0].dtype
+    to_computed = computed(r, source, dtype)
+    zero, low = carried_zero(r, dtype), carried_zero(r, dtype, float("-inf"))
+    infinity = r.constant(zero.type, float("inf"))
+
+    def row(read: Row, lengths: Sequence[int]) -> SSAValue:
+        top = fold(r, lengths, low, lambda i: to_computed(read(i)), lambda a, b: larger(r, f32, a, b))
+        infinite = r.compare("eq", r.math(math.AbsFOp, top), infinity)
+        anchor = r.select(infinite, zero, top)
+        total = fold(r, lengths, zero, lambda i: r.math(math.ExpOp, r.subtract(to_computed(read(i)), anchor)), r.add)
+        return r.rounded(r.add(r.math(math.LogOp, total), anchor), dtype)
+
+    return reduce_rows(r, source, dims, keepdim, dtype, row)
+
+
+@whole("Reductions", "var.correction")
+def variance(
+    r: ScalarBuilder,
+    results: Sequence[VTensorType],
+    source: Array,
+    dims: Any = None,
+    correction: Any = None,
+    keepdim: Any = None,
+) -> Value:
+    return _variance(r, results[0].dtype, source, dims, correction, keepdim, lambda value: value)
+
+
+@whole("Reductions", "std.correction")
+def deviation(
+    r: ScalarBuilder,
+    results: Sequence[VTensorType],
+    source: Array,
+    dims: Any = None,
+    correction: Any = None,
+    keepdim: Any = None,
+) -> Value:
+    return _variance(r, results[0].dtype, source, dims, correction, keepdim, lambda value: r.math(math.SqrtOp, value))
+
+
+def _variance(
+    r: ScalarBuilder,
+    dtype: Attribute,
+    source: Array,
+    dims: Any,
+    correction: Any,
+    keepdim: Any,
+    after: Callable[[SSAValue], SSAValue],
+) -> Value:
+    less = 1.0 if correction is None else correction.constant
+    if less is None:
+        raise Unsupported("a correction that is only known at run time")
+    to_computed = computed(r, source, dtype)
+    zero = carried_zero(r, dtype)
+
+    def row(read: Row, lengths: Sequence[int]) -> SSAValue:
+        count = python_math.prod(lengths)
+        total = fold(r, lengths, zero, lambda i: to_computed(read(i)), r.add)
+        mean = r.divide(total, r.constant(zero.type, float(count)))
+
+        def squared(i: list[SSAValue]) -> SSAValue:
+            distance = r.subtract(to_computed(read(i)), mean)
+            return r.multiply(distance, distance)
+
+        squares = fold(r, lengths, zero, squared, r.add)
+        return r.rounded(after(r.divide(squares, r.constant(zero.type, max(count - less, 0.0)))), dtype)
+
+    return reduce_rows(r, source, dims, keepdim, dtype, row)
 
 
 def _softmax(r: ScalarBuilder, dtype: Attribute, source: Array, dim: Number, logarithm: bool) -> Value:

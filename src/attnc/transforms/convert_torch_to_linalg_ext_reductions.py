@@ -42,6 +42,7 @@ Array: TypeAlias = Scalar | Tensor
 # What an element becomes before it is combined; how two are combined.
 _Element: TypeAlias = Callable[[SSAValue], SSAValue]
 _Combine: TypeAlias = Callable[[SSAValue, SSAValue], SSAValue]
+Row: TypeAlias = Callable[[list[SSAValue]], SSAValue]
 
 
 def fold(
@@ -79,6 +80,22 @@ def reduce(
     after: _Element = lambda value: value,
 ) -> Value:
     """The reduction of `source` over `dims` (all, if None or empty); `after` is applied to each result."""
+
+    def row(read: Row, lengths: Sequence[int]) -> SSAValue:
+        return after(fold(r, lengths, init, lambda inner: prepare(read(inner)), combine))
+
+    return reduce_rows(r, source, dims, keepdim, dtype, row)
+
+
+def reduce_rows(
+    r: ScalarBuilder,
+    source: Array,
+    dims: Any,
+    keepdim: Any,
+    dtype: Attribute,
+    row: Callable[[Row, Sequence[int]], SSAValue],
+) -> Value:
+    """`row(read, lengths)` of each row of `source` along `dims`; `read` gives its element at indices below `lengths`."""
     rank = len(source.dims)
     if isinstance(dims, Number):
         dims = [dims]
@@ -91,11 +108,11 @@ def reduce(
     def element(indices: tuple[SSAValue, ...]) -> SSAValue:
         outer = dict(zip(range(rank) if keep else kept, indices, strict=True))
 
-        def at(inner: list[SSAValue]) -> SSAValue:
+        def read(inner: list[SSAValue]) -> SSAValue:
             position = {**outer, **dict(zip(reduced, inner, strict=True))}
-            return prepare(source.at([position[d] for d in range(rank)]))
+            return source.at([position[d] for d in range(rank)])
 
-        return after(fold(r, lengths, init, at, combine))
+        return row(read, lengths)
 
     return make(r, result_dims, dtype, element)
 

@@ -318,6 +318,7 @@ class RegionBuilder:
         """An `scf.for` over `range(length)`: the body is built inside the `with`, which must end by `loop.finish(values)`."""
         bounds = [self.constant(index, bound) for bound in (0, length, 1)]
         body = Block(arg_types=[index, *(init.type for init in inits)])
+        body.args[0].name_hint = "i"
         self._blocks.append(body)
         for argument in body.args:
             self._depths[argument] = len(self._blocks) - 1

@@ -375,6 +375,23 @@ def flip(r: ScalarBuilder, results: Sequence[VTensorType], source: Scalar | Tens
     return make(r, source.dims, source.dtype, element)
 
 
-@whole("Views", "unbind.int split.Tensor split_with_sizes chunk tensor_split.sections")
-def parts(r: ScalarBuilder, results: Sequence[VTensorType], *_: Any) -> Value:
-    raise Unsupported("an operation with a list of results; write the slices themselves")
+@whole("Views", "roll", "along known dims")
+def roll(
+    r: ScalarBuilder, results: Sequence[VTensorType], source: Scalar | Tensor, shifts: list, which: list | None = None
+) -> Value:
+    if not which:
+        raise Unsupported("a roll of the flattened tensor")
+    moved = {dim_of(dim, len(source.dims)): int_of(shift, "a shift") for dim, shift in zip(which, shifts, strict=True)}
+
+    def element(indices: tuple[SSAValue, ...]) -> SSAValue:
+        result = list(indices)
+        for d, shift in moved.items():
+            size = source.dims[d]
+            if not isinstance(size, int) or not size:
+                raise Unsupported("a roll along a dimension whose length is only known at run time")
+            start = r.constant(index_type, -shift % size)
+            turned = r.integer(arith.RemUIOp, r.add(wrapped(r, size, indices[d]), start), r.constant(index_type, size))
+            result[d] = _or_fault(r, size, indices[d], turned)
+        return source.at(result)
+
+    return make(r, source.dims, source.dtype, element)
