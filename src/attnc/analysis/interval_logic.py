@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from xdsl.dialects import arith
 from xdsl.ir import Operation
 
@@ -12,7 +14,9 @@ from attnc.analysis.symbolic import Condition, Scalar
 
 
 def _prefix(s: IntervalAnalysis, x: Interval) -> tuple[Scalar, Scalar]:
-    """(bits that all of x share, with zeros below; mask of the bits that may differ)."""
+    """(the bits that are 1 in all of x; a mask of those that may be either), by the bits that both ends begin with."""
+    if x.bits is not None:
+        return x.bits
     if x.exact:
         return x.lo, 0
     spread = s.a.bits("xori", x.lo, x.hi)
@@ -43,7 +47,8 @@ def _bits(s: IntervalAnalysis, op: Operation) -> Known:
         loose = bits("ori", free, free_y)
         value = bits("andi", bits("xori", ones, ones_y), bits("xori", loose, -1))
     sign_is_known = s.a.at_most(0, loose)
-    return s.if_sure(sign_is_known, type_, value, bits("ori", value, loose), spread)
+    result = s.if_sure(sign_is_known, type_, value, bits("ori", value, loose), spread)
+    return replace(result, bits=(value, loose)) if sign_is_known is True else result
 
 
 def _shift_left(s: IntervalAnalysis, op: Operation) -> Known:
@@ -54,7 +59,11 @@ def _shift_left(s: IntervalAnalysis, op: Operation) -> Known:
         return unknown(type_)
     sure = s.small(type_, 2**31, x)
     factor = 1 << by.lo
-    return s.fit(type_, s.a.multiply(x.lo, factor), s.a.multiply(x.hi, factor), spread, sure)
+    result = s.fit(type_, s.a.multiply(x.lo, factor), s.a.multiply(x.hi, factor), spread, sure)
+    if x.bits is not None and result.hi is s.a.multiply(x.hi, factor):
+        ones, free = x.bits
+        return replace(result, bits=(s.a.multiply(ones, factor), s.a.multiply(free, factor)))
+    return result
 
 
 def _shift_right(s: IntervalAnalysis, op: Operation) -> Known:
@@ -70,7 +79,11 @@ def _shift_right(s: IntervalAnalysis, op: Operation) -> Known:
     if op.name == "arith.shrui":
         sure = s.a.both(sure, s.a.at_most(0, x.lo))
     amount = s.a.minimum(s.a.maximum(by.lo, 0), width - 1)
-    return s.if_sure(sure, type_, s.a.shift_right(x.lo, amount), s.a.shift_right(x.hi, amount), spread)
+    result = s.if_sure(sure, type_, s.a.shift_right(x.lo, amount), s.a.shift_right(x.hi, amount), spread)
+    if sure is True and x.bits is not None:
+        ones, free = x.bits
+        return replace(result, bits=(s.a.shift_right(ones, amount), s.a.shift_right(free, amount)))
+    return result
 
 
 # -- casts --------------------------------------------------------------------------------------------------------
@@ -90,7 +103,8 @@ def _extend(s: IntervalAnalysis, op: Operation) -> Known:
         nonnegative = s.a.at_most(0, lo)
         lo = s.a.choose(nonnegative, lo, 0)
         hi = s.a.choose(nonnegative, hi, (1 << width) - 1)
-    return s.fit(type_, lo, hi, source.spread)
+    result = s.fit(type_, lo, hi, source.spread)
+    return replace(result, bits=source.bits) if result.lo is source.lo and result.hi is source.hi else result
 
 
 def _truncate(s: IntervalAnalysis, op: Operation) -> Known:

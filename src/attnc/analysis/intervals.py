@@ -29,11 +29,15 @@ _NOWHERE: frozenset[str] = frozenset()
 
 @dataclass(frozen=True)
 class Interval:
-    """lo <= x <= hi. `spread` names the positions (h, q, k) that x varies with."""
+    """lo <= x <= hi. `spread` names the positions (h, q, k) that x varies with.
+
+    `bits`, where known: (the bits that are 1 in every x, a mask of those that may be either).
+    """
 
     lo: Scalar
     hi: Scalar
     spread: frozenset[str] = _NOWHERE
+    bits: tuple[Scalar, Scalar] | None = None
 
     @property
     def exact(self) -> bool:

@@ -112,6 +112,12 @@ class Arithmetic:
         """`andi`, `ori` or `xori`."""
         if isinstance(a, int) and isinstance(b, int):
             return a & b if name == "andi" else a | b if name == "ori" else a ^ b
+        if a == 0 or (a == -1 and name == "andi"):
+            a, b = b, a
+        if b == 0:
+            return 0 if name == "andi" else a
+        if b == -1 and name == "andi":
+            return a
         (a0, a1), (b0, b1) = self.range(a), self.range(b)
         if a0 >= 0 and b0 >= 0:
             top = min(a1, b1) if name == "andi" else (1 << max(a1, b1).bit_length()) - 1
