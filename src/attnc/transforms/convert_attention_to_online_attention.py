@@ -28,7 +28,7 @@ from xdsl.ir import Block, Operation, Region, SSAValue
 from xdsl.ir.affine import AffineDimExpr, AffineMap
 from xdsl.rewriter import InsertPoint, Rewriter
 
-from attnc.analysis.roles import map_dims
+from attnc.analysis.roles import map_dims, map_results
 from attnc.dialects.building import Builder
 from attnc.dialects.linalg_ext import AttentionOp, IndexOp, OnlineAttentionOp, YieldOp
 from attnc.target import Target
@@ -166,7 +166,7 @@ def _append_mask(op: AttentionOp | OnlineAttentionOp) -> None:
     score = last.value
     block = Block()
     build = Builder(block)
-    indices = [build.add(IndexOp(dim), f"i{dim}") for dim in map_dims(op.maps[4])]
+    indices = [build.constant(0) if dim is None else build.add(IndexOp(dim), f"i{dim}") for dim in map_results(op.maps[4])]
     element = build.add(tensor.ExtractOp(op.mask, indices, mask_type.element_type), "mask")
     if isinstance(element.type, IntegerType):
         if element.type.width.data != 1:
