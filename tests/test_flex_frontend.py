@@ -420,6 +420,41 @@ def test_interrupt_during_a_compile_leaves_everything_usable(monkeypatch: pytest
     close(flex_attention(Q, K, V, mod), dense(Q, K, V, 0.731 / 4))
 
 
+INTERRUPTS = """
+import random, signal
+import torch, attnc
+chance = random.Random(0)
+query = torch.randn(1, 2, 200, 16)
+scores = query @ query.transpose(-1, -2) / 4
+
+def interrupt(number, frame):
+    raise KeyboardInterrupt
+
+signal.signal(signal.SIGALRM, interrupt)
+interrupted = 0
+for number in range(60):
+    exec(f"def mod(score, b, h, q, k): return score * {number}.5 + h")
+    try:
+        signal.setitimer(signal.ITIMER_REAL, chance.random() * 0.2)
+        attnc.flex_attention(query, query, query, mod)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    except KeyboardInterrupt:
+        interrupted += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    if number % 10 == 9:
+        expected = (scores * (number + 0.5)).softmax(-1) @ query
+        assert torch.allclose(attnc.flex_attention(query, query, query, mod), expected, atol=1e-4)
+print(interrupted)
+"""
+
+
+def test_interrupts_at_any_moment(cache_directory: Any):
+    result = subprocess.run([sys.executable, "-W", "ignore", "-c", INTERRUPTS], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert int(result.stdout) >= 3
+
+
 IMPORTS = """
 import sys
 import attnc
