@@ -106,8 +106,8 @@ def lower(module: ModuleOp, target: Target, observe: Observer | None = None) -> 
 # -- code -----------------------------------------------------------------------------------------------------------------
 @dataclass
 class Code:
-    """What emission gives for a module's kernels: LLVM text of its own, that of the leaf routines it calls, and the record by which
-    the runtime launches it."""
+    """What emission gives for a module's kernels: LLVM text of its own, that of the leaf routines it calls, and the record
+    by which the runtime launches it."""
 
     llvm: str
     leaves: str
@@ -182,7 +182,8 @@ def _dumper() -> Observer | None:
 
 # -- faults ---------------------------------------------------------------------------------------------------------------
 def locate(module: ModuleOp, target: Target, words: Sequence[int | float]) -> AttncError:
-    """The error for a kernel that reported a fault when run on `words`: where it happened first. `module` is at its last stage."""
+    """The error for a kernel that reported a fault when run on `words`: where it happened first. `module` is at its last
+    stage."""
     import ctypes
 
     from attnc.codegen.llvm.compile import to_object

@@ -204,6 +204,11 @@ class GridOp(IRDLOperation):
     descending = opt_attr_def(UnitAttr)
     body = region_def("single_block")
 
+    @property
+    def step_values(self) -> tuple[int, ...]:
+        """The step in each dimension."""
+        return tuple(int(step) for step in self.steps.get_values())  # type: ignore[misc]
+
     def __init__(self, bounds: Sequence[SSAValue | Operation], steps: Sequence[int], body: Region, descending: bool = False):
         attributes: dict[str, Attribute] = {"steps": DenseArrayBase.from_list(i64, list(steps))}
         if descending:

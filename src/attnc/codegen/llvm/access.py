@@ -1,7 +1,7 @@
 """`tile.load` and `tile.store` in a row: the row's part of the address is a scalar, lanes run along one index.
 
-Where lanes run with step 1 along a dimension of stride 1, a load is a vector load; else a gather. What lies outside the buffer is
-not touched: it reads as zero and is not written.
+Where lanes run with step 1 along a dimension of stride 1, a load is a vector load; else a gather. What lies outside the
+buffer is not touched: it reads as zero and is not written.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from collections.abc import Mapping, Sequence
 
 from xdsl.ir import SSAValue
 
-from attnc.codegen.llvm.scalar import Buffer, RegionEmitter, Value, element_type, storage_type
+from attnc.codegen.llvm.operations import RegionEmitter
 from attnc.codegen.llvm.text import splat_constant, vector
+from attnc.codegen.llvm.values import Buffer, Value, element_type, storage_type
 
 
 class LaneAccess:
-    """Access to a buffer in one row. `rows[d]` is the scalar index of dimension d, None where it varies with the lane (`lanes`)."""
+    """Access to a buffer in one row. `rows[d]` is the scalar index of dimension d, None where it varies with the lane
+    (`lanes`)."""
 
     def __init__(self, region: RegionEmitter, buffer: Buffer, rows: Sequence[str | None], lanes: Mapping[int, SSAValue]):
         self.region, self.f, self.buffer, self.lanes = region, region.f, buffer, lanes
@@ -51,12 +53,12 @@ class LaneAccess:
         self.f.when(self.inside, lambda: self.f.store(self.stored, text, self.pointer))
 
     # -- lanes --------------------------------------------------------------------------------------------------------
-    def _run(self, indices: Mapping[int, Value]) -> tuple[int, Value] | None:
-        """The dimension along which lanes are neighbours in memory, if so."""
+    def _run(self, indices: Mapping[int, Value]) -> tuple[int, str] | None:
+        """The dimension along which lanes are neighbours in memory, if so, and the first lane's index."""
         if len(indices) == 1:
             ((d, index),) = indices.items()
             if index.base is not None and index.step == 1 and self.buffer.unit[d]:
-                return d, index
+                return d, index.base
         return None
 
     def _mask(self, indices: Mapping[int, Value], j: str, extent: str) -> str:
@@ -80,11 +82,11 @@ class LaneAccess:
         mask = self._mask(indices, j, extent)
         run = self._run(indices)
         if run is not None:
-            d, index = run
-            first = f.emit(f"icmp ult i64 {index.base}, {self.buffer.sizes[d]}")
-            offset = f.emit(f"select i1 {first}, i64 {index.base}, i64 0")
+            d, base = run
+            first = f.emit(f"icmp ult i64 {base}, {self.buffer.sizes[d]}")
+            offset = f.emit(f"select i1 {first}, i64 {base}, i64 0")
             pointer = f.pointer(self.pointer, offset, self.stored)
-            whole = f.emit(f"icmp sle i64 {f.add(index.base, width)}, {self.buffer.sizes[d]}")
+            whole = f.emit(f"icmp sle i64 {f.add(base, width)}, {self.buffer.sizes[d]}")
             whole = f.emit(f"and i1 {f.both(whole, first)}, {self.inside}")
 
             def some() -> list[str]:
@@ -108,11 +110,11 @@ class LaneAccess:
         mask = self._mask(indices, j, extent)
         run = self._run(indices)
         if run is not None:
-            d, index = run
-            first = f.emit(f"icmp ult i64 {index.base}, {self.buffer.sizes[d]}")
-            offset = f.emit(f"select i1 {first}, i64 {index.base}, i64 0")
+            d, base = run
+            first = f.emit(f"icmp ult i64 {base}, {self.buffer.sizes[d]}")
+            offset = f.emit(f"select i1 {first}, i64 {base}, i64 0")
             pointer = f.pointer(self.pointer, offset, self.stored)
-            last = f.add(index.base, width)
+            last = f.add(base, width)
             whole = f.emit(f"icmp sle i64 {last}, {self.buffer.sizes[d]}")
             fits = f.emit(f"icmp sle i64 {f.add(j, width)}, {extent}")
             whole = f.emit(f"and i1 {f.both(whole, first)}, {f.both(fits, self.inside)}")

@@ -10,6 +10,7 @@ the task runs once more with the careful product. Finite results prove that noth
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from xdsl.dialects.builtin import MemRefType
@@ -17,11 +18,12 @@ from xdsl.ir import Operation, SSAValue
 
 from attnc.analysis.machine import register_tile
 from attnc.codegen.llvm import leaves
+from attnc.codegen.llvm.operations import RegionEmitter
 from attnc.codegen.llvm.program import Program, build_program, columns_of, is_tile, straight_line
 from attnc.codegen.llvm.rows import RowEmitter
-from attnc.codegen.llvm.scalar import BLOCK, RegionEmitter, Value, element_type, storage_bytes
 from attnc.codegen.llvm.staging import Staging, right_operand
 from attnc.codegen.llvm.storage import Storage, element_of
+from attnc.codegen.llvm.values import BLOCK, Value, element_type, storage_bytes
 from attnc.dialects import tile
 from attnc.errors import LoweringError
 
@@ -48,7 +50,8 @@ class BodyEmitter:
 
     # -- scratch ------------------------------------------------------------------------------------------------------
     def allocate(self, value: SSAValue, task: bool, wide: bool) -> Storage:
-        """Room for a tile: all rows of the task, or those of one strip. A `wide` one has padded rows that products may write."""
+        """Room for a tile: all rows of the task, or those of one strip. A `wide` one has padded rows that products may
+        write."""
         type_ = element_of(value)
         columns = columns_of(value)
         stride = -(-columns // self.panel) * self.panel if wide or columns > 1 else 1
@@ -102,7 +105,7 @@ class BodyEmitter:
     def _straight(self, ops: list[Operation], alias: dict[SSAValue, SSAValue]) -> None:
         """Operations of the task outside any loop."""
         mine = set(ops)
-        outside = {
+        outside: set[SSAValue] = {
             result
             for op in ops
             for result in op.results
@@ -152,7 +155,7 @@ class BodyEmitter:
         f.loop(region.scalar(loop.lower), region.scalar(loop.upper), step, inside, hint="block")
         self._check(loop, programs, flag, again)
 
-    def _carries(self, loop: tile.ForOp, carried: list[SSAValue], programs: list[Program]) -> None:
+    def _carries(self, loop: tile.ForOp, carried: Sequence[SSAValue], programs: list[Program]) -> None:
         """Give each carried tile its place and its first value."""
         copies = []
         for n, (argument, init) in enumerate(zip(carried, loop.inits, strict=True)):
@@ -224,9 +227,8 @@ class BodyEmitter:
         for n in sorted(checked):
             storage = self.storages[loop.body.block.args[1 + n]]
             columns = columns_of(loop.results[n])
-            finite = f.emit(
-                f"call i32 @{self.leaf_symbols().finite}(ptr {storage.pointer}, i64 {storage.stride}, i64 {self.row_count}, i64 {columns})"
-            )
+            matrix = f"ptr {storage.pointer}, i64 {storage.stride}, i64 {self.row_count}, i64 {columns}"
+            finite = f.emit(f"call i32 @{self.leaf_symbols().finite}({matrix})")
             leaked = f.emit(f"icmp eq i32 {finite}, 0")
             first_time = f.emit(f"xor i1 {self.careful}, true")
             redo, go_on = f.new_block("careful"), f.new_block("finite")

@@ -6,8 +6,9 @@ from xdsl.dialects.builtin import MemRefType
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation
 
-from attnc.codegen.llvm.scalar import Buffer, RegionEmitter, Value, element_type, static_strides, storage_type
+from attnc.codegen.llvm.operations import RegionEmitter
 from attnc.codegen.llvm.text import Function
+from attnc.codegen.llvm.values import Buffer, Value, element_type, static_strides, storage_type
 from attnc.dialects import tile
 from attnc.errors import LoweringError
 from attnc.target import Target
@@ -88,7 +89,7 @@ def _range(region: RegionEmitter, op: Operation) -> None:
             here = f.add(offset, f.mul(position, buffer.strides[d]))
             return nest(d + 1, here, values)
 
-        return f.loop(*bounds[d], 1, inside, [("i64", carried[0]), ("i64", carried[1])], hint="range")
+        return f.loop(bounds[d][0], bounds[d][1], 1, inside, [("i64", carried[0]), ("i64", carried[1])], hint="range")
 
     minimum, maximum = nest(0, "0", [least, greatest])
     region.define(op.minimum, minimum, False)

@@ -1,15 +1,15 @@
 """LLVM text to object bytes.
 
-The text comes unrolled and in SSA form, so a handful of passes is enough; LLVM holds one lock for the whole process, so nothing here
-is worth doing in threads.
+The text comes unrolled and in SSA form, so a handful of passes is enough; LLVM holds one lock for the whole process, so
+nothing here is worth doing in threads.
 """
 
 from __future__ import annotations
 
 import llvmlite.binding as llvm
 
-from attnc.target import Target
 from attnc.errors import CompileError
+from attnc.target import Target
 
 
 def _machine(target: Target) -> llvm.TargetMachine:

@@ -15,20 +15,15 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Block, Operation, SSAValue
 
 from attnc.codegen.llvm import leaves
-from attnc.codegen.llvm.scalar import (
-    BLOCK,
-    KERNEL,
-    Buffer,
-    RegionEmitter,
-    Value,
-    element_type,
-    static_strides,
-    storage_type,
-)
-from attnc.target import Target
+from attnc.codegen.llvm.body import BodyEmitter
+from attnc.codegen.llvm.classify import emit_function
+from attnc.codegen.llvm.operations import RegionEmitter
+from attnc.codegen.llvm.staging import Staging
 from attnc.codegen.llvm.text import Function
+from attnc.codegen.llvm.values import BLOCK, KERNEL, Buffer, Value, element_type, static_strides, storage_type
 from attnc.dialects import tile
 from attnc.errors import LoweringError
+from attnc.target import Target
 
 CONTEXT_ARGS, CONTEXT_SHARED, CONTEXT_SCRATCH, CONTEXT_STRIDE, CONTEXT_TASK, CONTEXT_SLOT, CONTEXT_TASKS, CONTEXT_FAULT = range(
     8
@@ -63,8 +58,8 @@ def load_arguments(region: RegionEmitter, args: str, block: Block) -> None:
 
 
 def make_buffer(f: Function, type_: MemRefType, pointer: str, sizes: list[str], strides: list[str], safe: str) -> Buffer:
-    """A buffer with what its type says of sizes and strides made constant. One without elements points to `safe`, a word that may
-    be read, with all strides 0: whatever is read there is not used."""
+    """A buffer with what its type says of sizes and strides made constant. One without elements points to `safe`, a word
+    that may be read, with all strides 0: whatever is read there is not used."""
     fixed = static_strides(type_)
     empty = None
     for d, size in enumerate(type_.get_shape()):
@@ -130,7 +125,7 @@ class KernelEmitter:
             if isinstance(op, tile.IotaOp) and op.offset in block.args:
                 rows, _ = tile.shape_of(op.result)
                 d = block.args.index(op.offset)
-                if rows > 1 and self.grid.steps.get_values()[d] == rows:
+                if rows > 1 and self.grid.step_values[d] == rows:
                     return d, rows
         return None, 1
 
@@ -142,8 +137,6 @@ class KernelEmitter:
 
     # -- the functions ------------------------------------------------------------------------------------------------
     def emit(self) -> Emitted:
-        from attnc.codegen.llvm.body import BodyEmitter
-        from attnc.codegen.llvm.classify import emit_function
 
         work = Function(f"{self.name}.work", [("ptr", "context")])
         region = RegionEmitter(work, self.width, self.target)
@@ -177,7 +170,7 @@ class KernelEmitter:
         text = "\n\n".join(functions)
         return self._assemble(text, region, body)
 
-    def _assemble(self, text: str, region: RegionEmitter, body) -> Emitted:  # noqa: ANN001 - a BodyEmitter
+    def _assemble(self, text: str, region: RegionEmitter, body) -> Emitted:
         declarations = sorted(set(region.declarations) | set(body.declarations))
         defined = {line.split("(")[0].split("@")[-1] for line in text.splitlines() if line.startswith("define")}
         definitions = list(region.functions.values())
@@ -209,7 +202,7 @@ class KernelEmitter:
         f = region.f
         if self.grid.descending is not None:
             taken = f.sub(f.sub(tasks, 1), taken)
-        steps = self.grid.steps.get_values()
+        steps = self.grid.step_values
         counts = [self._count(region, n) for n in range(len(steps))]
         for n in reversed(range(len(steps))):
             place = taken
@@ -223,14 +216,12 @@ class KernelEmitter:
 
     def _count(self, region: RegionEmitter, n: int) -> str:
         """How many steps the grid takes in dimension n."""
-        step = self.grid.steps.get_values()[n]
+        step = self.grid.step_values[n]
         with region.f.at_entry():
             bound = region.scalar(self.grid.bounds[n])
             return region.f.ceil_div(bound, step)
 
     def _plan(self) -> str:
-        from attnc.codegen.llvm.staging import Staging
-
         f = Function(f"{self.name}.plan", [("ptr", "args"), ("ptr", "result")])
         region = RegionEmitter(f, self.width, self.target)
         load_arguments(region, "%args", self.kernel.body.block)

@@ -1,7 +1,7 @@
 """Where a fault is: `NAME.locate(args, result)`, compiled only when a kernel has reported one.
 
-It walks the same grid, one row and one column at a time, and evaluates those maps that can fault, from the same operations as the
-kernel. The first fault in order of (grid coordinates, row, column) is written to `result`, i64[8 + grid dimensions]:
+It walks the same grid, one row and one column at a time, and evaluates those maps that can fault, from the same operations
+as the kernel. The first fault in order of (grid coordinates, row, column) is written to `result`, i64[8 + grid dimensions]:
 
     [0] 1 if found   [1] which cause (an index into the causes returned with the text)   [2] dimension   [3] index   [4] size
     [5] row of the task   [6] position in the loop   [8...] grid coordinates
@@ -17,9 +17,11 @@ from xdsl.dialects.builtin import IndexType, ModuleOp, TensorType
 from xdsl.ir import Operation, SSAValue
 
 from attnc.codegen.llvm.kernel import KernelEmitter, load_arguments
+from attnc.codegen.llvm.operations import RegionEmitter
 from attnc.codegen.llvm.program import straight_line
-from attnc.codegen.llvm.scalar import Cause, Fault, RegionEmitter, Value, element_type, may_fault
+from attnc.codegen.llvm.scalar import Cause, Fault, may_fault
 from attnc.codegen.llvm.text import Function, float_constant
+from attnc.codegen.llvm.values import Value, element_type
 from attnc.dialects import tile
 from attnc.target import Target
 
@@ -71,7 +73,7 @@ class _LocatorEmitter:
         return Locator(whole + "\n", self.causes)
 
     def _grid(self, grid: tile.GridOp, n: int) -> None:
-        steps = grid.steps.get_values()
+        steps = grid.step_values
         if n == len(steps):
             self._task(grid)
             return

@@ -1,13 +1,13 @@
 """What one block of a `tile` body does, as a straight list of row operations.
 
 The body of a `tile.for` chooses by class; a class picks one way through the `tile.case` operations, and that way is a straight
-line. So a block becomes, for each class, a `Program`: scalar operations, right-hand operands to stage, then row operations to run
-on one strip of rows after another, in `Segment`s that end at each `tile.dot`.
+line. So a block becomes, for each class, a `Program`: scalar operations, right-hand operands to stage, then row operations
+to run on one strip of rows after another, in `Segment`s that end at each `tile.dot`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from xdsl.dialects.builtin import TensorType
@@ -15,6 +15,9 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from attnc.dialects import tile
 from attnc.errors import LoweringError
+
+Resolve = Callable[[SSAValue], SSAValue]
+Users = dict[SSAValue, list[Operation]]
 
 
 def is_tile(value: SSAValue) -> bool:
@@ -27,8 +30,8 @@ def columns_of(value: SSAValue) -> int:
 
 @dataclass
 class Group:
-    """Row operations between two products, done row by row. `phase[op]` orders them: a lane operation that needs a row's maximum comes
-    in a later phase, in another loop over the row's columns."""
+    """Row operations between two products, done row by row. `phase[op]` orders them: a lane operation that needs a row's
+    maximum comes in a later phase, in another loop over the row's columns."""
 
     ops: list[Operation] = field(default_factory=list)
     phase: dict[Operation, int] = field(default_factory=dict)
@@ -76,7 +79,8 @@ class Program:
 
 
 def straight_line(block: Block, label: str | None) -> tuple[list[Operation], list[SSAValue], dict[SSAValue, SSAValue]]:
-    """The operations of a block if every case goes the way of `label`; what its terminator yields; what case results stand for."""
+    """The operations of a block if every case goes the way of `label`; what its terminator yields; what case results stand
+    for."""
     alias: dict[SSAValue, SSAValue] = {}
 
     def walk(inner: Block) -> tuple[list[Operation], list[SSAValue]]:
@@ -158,7 +162,7 @@ def build_program(
     return Program(scalars, segments, outputs, alias, users, careful, absorbed)
 
 
-def _right_hand(ops, resolve, users, wanted) -> set[Operation]:  # noqa: ANN001 - the shapes are build_program's
+def _right_hand(ops, resolve, users, wanted) -> set[Operation]:
     """Loads and stages that only feed the right-hand side of products: they are packed, not computed row by row."""
     found: set[Operation] = set()
     for op in ops:
@@ -182,7 +186,7 @@ def _right_hand(ops, resolve, users, wanted) -> set[Operation]:  # noqa: ANN001 
     return found
 
 
-def _careful_only(ops, resolve, users, wanted) -> set[Operation]:  # noqa: ANN001
+def _careful_only(ops, resolve, users, wanted) -> set[Operation]:
     found: set[Operation] = set()
     for op in ops:
         if isinstance(op, tile.DotOp) and op.live is not None:
@@ -197,7 +201,7 @@ def _careful_only(ops, resolve, users, wanted) -> set[Operation]:  # noqa: ANN00
     return found
 
 
-def _rescaled(value: SSAValue, users, wanted) -> tuple[Operation, SSAValue, SSAValue] | None:  # noqa: ANN001
+def _rescaled(value: SSAValue, users: Users, wanted: set[SSAValue]) -> tuple[Operation, SSAValue, SSAValue] | None:
     """`value` = wide * row factor, used once: (the map, wide, factor)."""
     source = value.owner
     if not isinstance(source, tile.MapOp) or value in wanted or len(users.get(value, [])) != 1 or len(source.inputs) != 2:

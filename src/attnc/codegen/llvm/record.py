@@ -6,7 +6,7 @@ from typing import Any
 
 from xdsl.dialects.builtin import ArrayAttr, MemRefType, StringAttr
 
-from attnc.codegen.llvm.scalar import static_strides
+from attnc.codegen.llvm.values import static_strides
 from attnc.dialects import tile
 
 

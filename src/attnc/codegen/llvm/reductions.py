@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from xdsl.dialects.builtin import TensorType
 
-from attnc.codegen.llvm.scalar import RegionEmitter, element_type
+from attnc.codegen.llvm.operations import RegionEmitter
 from attnc.codegen.llvm.text import float_constant, splat_constant, vector
+from attnc.codegen.llvm.values import element_type
 from attnc.dialects import tile
 
 

@@ -1,7 +1,8 @@
 """Row operations: loops over a strip's rows, in each row loops over its lanes, products between them.
 
-A group of row operations is one loop over rows. Within a row, its phases follow each other; in a phase the values of the row come
-first, as scalars, then one loop over the columns for all lane operations of equal width, which ends in the phase's reductions:
+A group of row operations is one loop over rows. Within a row, its phases follow each other; in a phase the values of the row
+come first, as scalars, then one loop over the columns for all lane operations of equal width, which ends in the phase's
+reductions:
 
     for each row                        phase 0   lanes: score mod, mask        -> row maximum
                                         phase 1   row:   new maximum, rescale
@@ -20,12 +21,16 @@ from xdsl.dialects.builtin import IndexType
 from xdsl.ir import Operation, SSAValue
 
 from attnc.codegen.llvm.access import LaneAccess
+from attnc.codegen.llvm.extents import Extents
+from attnc.codegen.llvm.placement import Placement
+from attnc.codegen.llvm.products import emit_dot
 from attnc.codegen.llvm.program import Group, Program, columns_of, is_tile
 from attnc.codegen.llvm.reductions import horizontal, neutral, step
-from attnc.codegen.llvm.scalar import BLOCK, KERNEL, LANE, ROW, Fault, Value, element_type, may_fault, storage_bytes
+from attnc.codegen.llvm.scalar import Fault, may_fault
 from attnc.codegen.llvm.staging import Panels
 from attnc.codegen.llvm.storage import Storage, element_of, read, write
 from attnc.codegen.llvm.text import vector
+from attnc.codegen.llvm.values import BLOCK, KERNEL, LANE, ROW, Value, element_type
 from attnc.dialects import tile
 from attnc.errors import LoweringError
 
@@ -54,12 +59,11 @@ class RowEmitter:
         panels: dict[tile.DotOp, Panels],
     ) -> None:
         """Prepare to emit a program: where its values live, and all that does not depend on the row."""
-        self.program, self.outside, self.panels = program, outside, panels
+        self.program, self.panels = program, panels
         self.loop = loop[0] if loop else None
-        self.limit = loop[1] if loop else ""
-        self.task_level = loop is None
         self.carried = list(self.loop.body.block.args[1:]) if self.loop else []
-        self.limited: dict[SSAValue, bool] = {}
+        self.extents = Extents(program, self.loop, loop[1] if loop else "")
+        self.placement = Placement(program, self.storages, self.body.allocate, outside, self.carried, loop is None)
         self.values: dict[SSAValue, Value] = {}
         for segment in program.segments:
             if isinstance(segment, Group):
@@ -86,27 +90,27 @@ class RowEmitter:
         """`count` rows from row `start` of the task, through all segments; then carries take their new values."""
         self.start, self.count = start, count
         program = self.program
-        for number, segment in enumerate(program.segments):
+        for segment in program.segments:
             if isinstance(segment, Group):
-                self._group(segment, number)
+                self._group(segment)
             else:
-                self._dot(segment)
+                emit_dot(self, segment, self.panels[segment])
         copies = []
         for argument, output in zip(self.carried, program.outputs, strict=False):
             if output is not argument and self.storages.get(output) is not self.storages[argument]:
                 copies.append((output, self.storages[argument]))
         if copies:
-            self._copy_rows(copies)
+            self.copy_rows(copies)
 
     def copy_all(self, copies: Sequence[tuple[SSAValue, Storage]]) -> None:
         """First values into carried tiles, for all rows of the task."""
         self.program = Program([], [], [], {}, {}, set(), {})
-        self.values, self.limited, self.loop = {}, {}, None
+        self.values, self.loop = {}, None
         self.start, self.count = "0", self.body.row_count
         if copies:
-            self._copy_rows(copies)
+            self.copy_rows(copies)
 
-    def _copy_rows(self, copies: Sequence[tuple[SSAValue, Storage]]) -> None:
+    def copy_rows(self, copies: Sequence[tuple[SSAValue, Storage]]) -> None:
         f, region = self.f, self.region
 
         def row(r: str, _: list[str]) -> None:
@@ -132,43 +136,6 @@ class RowEmitter:
         self.local: dict[SSAValue, Value] = {}
         self.addresses: dict[SSAValue, str] = {}
 
-    # -- extents ------------------------------------------------------------------------------------------------------
-    def is_limited(self, value: SSAValue) -> bool:
-        """Whether a tile's columns are the positions of the loop's block, so that those beyond its end may be left out."""
-        value = self.program.resolve(value)
-        if self.loop is None or columns_of(value) == 1:
-            return False
-        if value not in self.limited:
-            self.limited[value] = self._find_limited(value)
-        return self.limited[value]
-
-    def _find_limited(self, value: SSAValue) -> bool:
-        assert self.loop is not None
-        source = value.owner
-        if isinstance(source, tile.IotaOp):
-            return source.offset is self.loop.body.block.args[0] and columns_of(value) == self.loop.step.value.data
-        if isinstance(source, tile.DotOp) and source.transpose_rhs is not None:
-            load = self.program.resolve(source.rhs).owner
-            if isinstance(load, tile.StageOp):
-                load = self.program.resolve(load.tile).owner
-            if isinstance(load, tile.LoadOp):
-                for index in load.indices:
-                    iota = self.program.resolve(index).owner
-                    if isinstance(iota, tile.IotaOp) and tile.shape_of(iota.result)[0] > 1:
-                        return iota.offset is self.loop.body.block.args[0] and columns_of(value) == self.loop.step.value.data
-            return False
-        if isinstance(source, tile.MapOp):
-            return any(self.is_limited(operand) for operand in source.inputs)
-        if isinstance(source, tile.StageOp):
-            return self.is_limited(source.tile)
-        if isinstance(source, tile.LoadOp):
-            return any(is_tile(index) and self.is_limited(index) for index in source.indices)
-        return False
-
-    def extent(self, value: SSAValue) -> str:
-        """How many columns of a tile there are."""
-        return self.limit if self.is_limited(value) else str(columns_of(value))
-
     # -- values -------------------------------------------------------------------------------------------------------
     def _row_value(self, value: SSAValue) -> Value:
         """A tile's value in the present row, if it has one column."""
@@ -184,7 +151,7 @@ class RowEmitter:
             text = base if rows == 1 else self.f.add(base, self.task_row)
             found = Value(IndexType(), text)
         else:
-            found = read(self.region, self._storage(value), self._address(value), None)
+            found = read(self.region, self.storage(value), self._address(value), None)
         self.local[value] = found
         return found
 
@@ -201,9 +168,9 @@ class RowEmitter:
         if isinstance(source, tile.IotaOp):
             base = self.f.add(self.region.scalar(source.offset), j)
             return Value(IndexType(), None, True, base=base, step=1)
-        return read(self.region, self._storage(value), self._address(value), j)
+        return read(self.region, self.storage(value), self._address(value), j)
 
-    def _storage(self, value: SSAValue) -> Storage:
+    def storage(self, value: SSAValue) -> Storage:
         if value not in self.storages:
             raise LoweringError(
                 f"tile dialect: the value of '{getattr(value.owner, 'name', 'block argument')}' is used where it is not at hand"
@@ -213,14 +180,14 @@ class RowEmitter:
     def _address(self, value: SSAValue) -> str:
         """The address of the present row of a stored tile."""
         if value not in self.addresses:
-            self.addresses[value] = self._storage(value).row(self.region, self.row, self.task_row)
+            self.addresses[value] = self.storage(value).row(self.region, self.row, self.task_row)
         return self.addresses[value]
 
     # -- groups -------------------------------------------------------------------------------------------------------
-    def _group(self, group: Group, number: int) -> None:
+    def _group(self, group: Group) -> None:
         f, region = self.f, self.region
         for op in group.ops:
-            self._place(op, group, number)
+            self.placement.place(op, group)
         faulty = any(_may_fault(op) for op in group.ops)
 
         def row(r: str, _: list[str]) -> None:
@@ -237,60 +204,6 @@ class RowEmitter:
         f.loop("0", self.count, 1, row, hint="row")
         region.fault = None
 
-    def _place(self, op: Operation, group: Group, number: int) -> None:
-        """Room in scratch for an operation's result, where other loops or products want it."""
-        if not op.results or isinstance(op, tile.StoreOp):
-            return
-        result = op.results[0]
-        users = self.program.users.get(result, [])
-        wide = any(isinstance(user, tile.DotOp) and self._is_matrix(user, result) for user in users)
-        needed = result in self.outside or result in self.program.outputs or wide
-        for user in users:
-            same = user in group.phase
-            later = not same or group.phase[user] > group.phase[op]
-            if columns_of(result) == 1:
-                needed |= not same
-            else:
-                needed |= later or user in self.program.careful
-        for dot, (_, factor) in self.program.absorbed.items():
-            needed |= factor is result and dot is not None
-        if not needed or result in self.storages:
-            return
-        reused = self._reusable(op, group)
-        self.storages[result] = reused or self.body.allocate(result, self.task_level, wide)
-
-    def _is_matrix(self, dot: tile.DotOp, value: SSAValue) -> bool:
-        resolve = self.program.resolve
-        return any(operand is not None and resolve(operand) is value for operand in (dot.lhs, dot.acc, dot.live))
-
-    def _reusable(self, op: Operation, group: Group) -> Storage | None:
-        """The place of an input that nobody reads after this operation has."""
-        result = op.results[0]
-        if self.task_level or not isinstance(op, tile.MapOp) or columns_of(result) == 1:
-            return None
-        for value in op.inputs:
-            value = self.program.resolve(value)
-            storage = self.storages.get(value)
-            if storage is None or storage.task or columns_of(value) != columns_of(result) or value in self.program.outputs:
-                continue
-            if storage_bytes(element_of(value)) != storage_bytes(element_of(result)):
-                continue
-            others = [user for user in self.program.users[value] if user is not op]
-            if all(self._finished(user, op, group) for user in others):
-                return Storage(storage.pointer, storage.stride, element_of(result), False)
-        return None
-
-    def _finished(self, user: Operation, op: Operation, group: Group) -> bool:
-        if user not in group.phase:
-            # Earlier segments have run; later ones have not.
-            return any(
-                isinstance(segment, Group) and user in segment.phase or segment is user
-                for segment in self.program.segments[: self.program.segments.index(group)]
-            )
-        if group.phase[user] != group.phase[op]:
-            return group.phase[user] < group.phase[op]
-        return user not in self.program.careful and group.ops.index(user) < group.ops.index(op)
-
     def _phase(self, ops: Sequence[Operation]) -> None:
         """First what has one value a row, then loops over the columns."""
         lanes: dict[tuple[int, str], list[Operation]] = {}
@@ -302,14 +215,14 @@ class RowEmitter:
             elif op in self.program.careful:
                 careful.append(op)
             else:
-                lanes.setdefault((columns, self.extent(shown)), []).append(op)
+                lanes.setdefault((columns, self.extents.extent(shown)), []).append(op)
         for (columns, extent), together in lanes.items():
             self._lane_loop(columns, extent, together)
         for op in careful:
 
             def only_then(op: Operation = op) -> None:
                 shown = op.results[0]
-                self._lane_loop(columns_of(shown), self.extent(shown), [op])
+                self._lane_loop(columns_of(shown), self.extents.extent(shown), [op])
 
             self.f.when(self.body.careful, only_then)
 
@@ -461,70 +374,3 @@ class RowEmitter:
             f.do(f"store atomic i64 1, ptr {f.pointer('%context', 7, 'i64')} monotonic, align 8")
 
         f.when(found, tell)
-
-    # -- products -----------------------------------------------------------------------------------------------------
-    def _dot(self, dot: tile.DotOp) -> None:
-        body, f, resolve = self.body, self.f, self.program.resolve
-        products = body.leaf_symbols()
-        panels = self.panels[dot]
-        left = self._storage(resolve(dot.lhs))
-        if element_type(left.type) != body.kernel.element:
-            raise LoweringError(f"tile.dot: the left operand is of {left.type}, the product of {element_of(dot.result)}")
-        lhs = left.pointer if not left.task else f.pointer(left.pointer, f.mul(self.start, left.stride), left.element)
-        depth = self.extent(resolve(dot.lhs))
-        columns = self.extent(dot.result)
-        count = f.ceil_div(columns, body.panel)
-        factor = "null"
-        out = self._accumulator(dot)
-        if dot in self.program.absorbed:
-            place = self._storage(self.program.absorbed[dot][1])
-            factor = place.pointer if not place.task else f.pointer(place.pointer, self.start, place.element)
-        pointer = out.pointer if not out.task else f.pointer(out.pointer, f.mul(self.start, out.stride), out.element)
-        operands = f"ptr {lhs}, i64 {left.stride}, ptr {panels.pointer}, i64 {panels.stride}, ptr {pointer}, i64 {out.stride}"
-
-        def fast() -> None:
-            if dot.acc is None:
-                f.do(f"call void @{products.dot_rows}({operands}, i64 {count}, i64 {self.count}, i64 {depth})")
-            else:
-                f.do(
-                    f"call void @{products.dot_accumulate}({operands}, ptr {factor}, i64 {depth}, i64 {self.count}, i64 {count})"
-                )
-
-        def careful() -> None:
-            assert dot.live is not None
-            live = self._storage(resolve(dot.live))
-            f.do(
-                f"call void @{products.dot_accumulate_careful}({operands}, ptr {factor}, i64 {depth}, i64 {self.count}, i64 {count}, "
-                f"ptr {live.pointer}, i64 {live.stride})"
-            )
-
-        if dot.live is not None and dot.acc is None:
-            raise LoweringError("tile.dot with `where` needs an accumulator (`onto`)")
-        if dot.live is None:
-            fast()
-        else:
-            f.when(body.careful, careful, fast)
-
-    def _accumulator(self, dot: tile.DotOp) -> Storage:
-        """Where a product goes: onto its accumulator's own place if nobody else reads that, else onto a copy."""
-        program, resolve = self.program, self.program.resolve
-        if dot.result in self.storages and dot.acc is None:
-            return self.storages[dot.result]
-        if dot.acc is None:
-            self.storages[dot.result] = self.body.allocate(dot.result, self.task_level, True)
-            return self.storages[dot.result]
-        base = program.absorbed[dot][0] if dot in program.absorbed else resolve(dot.acc)
-        readers = program.users.get(base, [])
-        alone = len(readers) == 1 and base not in self.outside
-        if alone and base in self.carried:
-            place = self.carried.index(base)
-            if program.outputs[place] is dot.result:
-                self.storages[dot.result] = self.storages[base]
-                return self.storages[base]
-        elif alone and base in self.storages and base not in program.outputs and not self.storages[base].task:
-            self.storages[dot.result] = self.storages[base]
-            return self.storages[base]
-        if dot.result not in self.storages or self.storages[dot.result] is self.storages.get(base):
-            self.storages[dot.result] = self.body.allocate(dot.result, self.task_level, True)
-        self._copy_rows([(base, self.storages[dot.result])])
-        return self.storages[dot.result]

@@ -1,12 +1,13 @@
 """Right-hand operands of products, packed into panels: by whichever thread needs one first, once for everybody.
 
-A `tile.stage ... for grid` owns a slot for each block of the buffer it reads (each batch, head and block of keys). A slot has a flag
-in shared memory: 0 untouched, 1 being packed, 2 ready. Who finds 0 packs; who finds 1 waits. So there are no packing tasks to order,
-and blocks that no query looks at are never read.
+A `tile.stage ... for grid` owns a slot for each block of the buffer it reads (each batch, head and block of keys). A slot
+has a flag in shared memory: 0 untouched, 1 being packed, 2 ready. Who finds 0 packs; who finds 1 waits. So there are no
+packing tasks to order, and blocks that no query looks at are never read.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,8 @@ from xdsl.ir import SSAValue
 
 from attnc.analysis.machine import register_tile
 from attnc.codegen.llvm import leaves
-from attnc.codegen.llvm.scalar import RegionEmitter, element_type, storage_type
+from attnc.codegen.llvm.operations import RegionEmitter
+from attnc.codegen.llvm.values import element_type, storage_type
 from attnc.dialects import tile
 from attnc.errors import LoweringError
 
@@ -59,7 +61,7 @@ class Panels:
     stride: str
 
 
-def right_operand(dot: tile.DotOp, resolve) -> tuple[Operand, SSAValue]:  # noqa: ANN001 - a function from value to value
+def right_operand(dot: tile.DotOp, resolve) -> tuple[Operand, SSAValue]:
     """What a product's right-hand side is made from, and the value that stands for it (its key)."""
     value = key = resolve(dot.rhs)
     lifetime = "block"
@@ -177,7 +179,7 @@ class Staging:
         self._acquire(flag, lambda: self._pack(operand, data, slots.panel_stride, slots.capacity, slots.bytes_each))
         return Panels(data, slots.panel_stride)
 
-    def _acquire(self, flag: str, pack) -> None:  # noqa: ANN001
+    def _acquire(self, flag: str, pack: Callable[[], None]) -> None:
         """Return when the flag is 2, packing if nobody has begun."""
         f = self.region.f
         claim, packing, waiting, look, end = (f.new_block(h) for h in ("claim", "pack", "wait", "look", "packed"))

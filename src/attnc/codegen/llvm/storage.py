@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from xdsl.dialects.builtin import TensorType
 from xdsl.ir import Attribute, SSAValue
 
-from attnc.codegen.llvm.scalar import element_type, storage_bytes, storage_type, Value, RegionEmitter
+from attnc.codegen.llvm.operations import RegionEmitter
 from attnc.codegen.llvm.text import splat_constant, vector
+from attnc.codegen.llvm.values import Value, element_type, storage_bytes, storage_type
 
 
 @dataclass
 class Storage:
-    """A tile in scratch: row r at `pointer + r * stride` elements. `task`: it holds all rows of a task, else those of one strip."""
+    """A tile in scratch: row r at `pointer + r * stride` elements. `task`: it holds all rows of a task, else those of one
+    strip."""
 
     pointer: str
     stride: int

@@ -173,8 +173,8 @@ class Function:
         carried: Sequence[tuple[str, Value]] = (),
         hint: str = "loop",
     ) -> list[Value]:
-        """`for i in range(lower, upper, step)` over i64, at least zero times. `carried` are (type, initial value); `body(i, values)`
-        returns their next values. The result are the values after the last round."""
+        """`for i in range(lower, upper, step)` over i64, at least zero times. `carried` are (type, initial value); `body(i,
+        values)` returns their next values. The result are the values after the last round."""
         head, inside, done = self.new_block(hint), self.new_block(hint + ".body"), self.new_block(hint + ".end")
         before = self.current_block
         self.branch(head)

@@ -1,0 +1,56 @@
+"""How many columns of a tile there are: all, or as many as the loop's block has left."""
+
+from __future__ import annotations
+
+from xdsl.ir import SSAValue
+
+from attnc.codegen.llvm.program import Program, columns_of, is_tile
+from attnc.dialects import tile
+
+
+class Extents:
+    """Column counts in one program. In the body of `loop`, `limit` is how many positions its block has (an i64)."""
+
+    def __init__(self, program: Program, loop: tile.ForOp | None, limit: str):
+        self.program, self.loop, self.limit = program, loop, limit
+        self.limited: dict[SSAValue, bool] = {}
+
+    def is_limited(self, value: SSAValue) -> bool:
+        """Whether a tile's columns are the positions of the loop's block, so that those beyond its end may be left out."""
+        value = self.program.resolve(value)
+        if self.loop is None or columns_of(value) == 1:
+            return False
+        if value not in self.limited:
+            self.limited[value] = self._find_limited(value)
+        return self.limited[value]
+
+    def _find_limited(self, value: SSAValue) -> bool:
+        assert self.loop is not None
+        source = value.owner
+        if isinstance(source, tile.IotaOp):
+            return self._counts_positions(source, columns_of(value))
+        if isinstance(source, tile.DotOp) and source.transpose_rhs is not None:
+            load = self.program.resolve(source.rhs).owner
+            if isinstance(load, tile.StageOp):
+                load = self.program.resolve(load.tile).owner
+            if isinstance(load, tile.LoadOp):
+                for index in load.indices:
+                    iota = self.program.resolve(index).owner
+                    if isinstance(iota, tile.IotaOp) and tile.shape_of(iota.result)[0] > 1:
+                        return self._counts_positions(iota, columns_of(value))
+            return False
+        if isinstance(source, tile.MapOp):
+            return any(self.is_limited(operand) for operand in source.inputs)
+        if isinstance(source, tile.StageOp):
+            return self.is_limited(source.tile)
+        if isinstance(source, tile.LoadOp):
+            return any(is_tile(index) and self.is_limited(index) for index in source.indices)
+        return False
+
+    def extent(self, value: SSAValue) -> str:
+        """How many columns of a tile there are."""
+        return self.limit if self.is_limited(value) else str(columns_of(value))
+
+    def _counts_positions(self, iota: tile.IotaOp, columns: int) -> bool:
+        assert self.loop is not None
+        return iota.offset is self.loop.body.block.args[0] and columns == self.loop.step.value.data

@@ -1,0 +1,63 @@
+"""`tile.dot` on a strip: a call of a leaf routine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attnc.codegen.llvm.staging import Panels
+from attnc.codegen.llvm.storage import Storage, element_of
+from attnc.codegen.llvm.text import Function
+from attnc.codegen.llvm.values import element_type
+from attnc.dialects import tile
+from attnc.errors import LoweringError
+
+if TYPE_CHECKING:
+    from attnc.codegen.llvm.rows import RowEmitter
+
+
+def emit_dot(rows: RowEmitter, dot: tile.DotOp, panels: Panels) -> None:
+    """Write a product of the present strip: onto its accumulator, scaled on the way if the program absorbed a scaling; with the
+    careful product as the other way where it has a `where`."""
+    body, f, program = rows.body, rows.f, rows.program
+    leaf = body.leaf_symbols()
+    left = rows.storage(program.resolve(dot.lhs))
+    if element_type(left.type) != body.kernel.element:
+        raise LoweringError(f"tile.dot: the left operand is of {left.type}, the product of {element_of(dot.result)}")
+    if dot.live is not None and dot.acc is None:
+        raise LoweringError("tile.dot with `where` needs an accumulator (`onto`)")
+    depth = rows.extents.extent(program.resolve(dot.lhs))
+    panel_count = f.ceil_div(rows.extents.extent(dot.result), body.panel)
+    out, copied = rows.placement.accumulator(dot)
+    if copied is not None:
+        rows.copy_rows([(copied, out)])
+    factor = "null"
+    if dot in program.absorbed:
+        factor = _strip_of(f, rows.storage(program.absorbed[dot][1]), rows.start)
+    operands = (
+        f"ptr {_strip_of(f, left, rows.start)}, i64 {left.stride}, ptr {panels.pointer}, i64 {panels.stride}, "
+        f"ptr {_strip_of(f, out, rows.start)}, i64 {out.stride}"
+    )
+    scaled = f"{operands}, ptr {factor}, i64 {depth}, i64 {rows.count}, i64 {panel_count}"
+
+    def fast() -> None:
+        if dot.acc is None:
+            f.do(f"call void @{leaf.dot_rows}({operands}, i64 {panel_count}, i64 {rows.count}, i64 {depth})")
+        else:
+            f.do(f"call void @{leaf.dot_accumulate}({scaled})")
+
+    def careful() -> None:
+        assert dot.live is not None
+        live = rows.storage(program.resolve(dot.live))
+        f.do(f"call void @{leaf.dot_accumulate_careful}({scaled}, ptr {live.pointer}, i64 {live.stride})")
+
+    if dot.live is None:
+        fast()
+    else:
+        f.when(body.careful, careful, fast)
+
+
+def _strip_of(f: Function, storage: Storage, start: str) -> str:
+    """The address of the strip's first row."""
+    if not storage.task:
+        return storage.pointer
+    return f.pointer(storage.pointer, f.mul(start, storage.stride), storage.element)
