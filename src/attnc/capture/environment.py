@@ -299,8 +299,10 @@ class Environment:
         return rebuilt
 
     def _items(self, value: Any, node: Node):
+        fields = getattr(value, "_fields", ())
         for index, item in enumerate(value):
-            yield self.read(item, node, f"{{}}[{index}]", f"{node.name}[{index}]")
+            name = f"{node.name}.{fields[index]}" if fields else f"{node.name}[{index}]"
+            yield self.read(item, node, f"{{}}[{index}]", name)
 
     def untraced(self):
         """A context in which the user's code runs for itself, outside of the trace."""

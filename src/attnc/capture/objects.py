@@ -33,6 +33,7 @@ class _State(NamedTuple):
 
 _CLASSES: weakref.WeakKeyDictionary[type, type | None] = weakref.WeakKeyDictionary()
 _MISSING = object()
+_ORDINARY_READS = (object.__getattribute__, types.SimpleNamespace.__getattribute__)
 _SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 _NOT_FORWARDED = frozenset(
     {"__new__", "__init__", "__init_subclass__", "__getattribute__", "__getattr__", "__setattr__", "__delattr__", "__del__"}
@@ -50,7 +51,7 @@ def object_standin(environment: Environment, value: Any, node: Node) -> Any | No
     if standin_class is None:
         return None
     assert isinstance(standin_class, type)
-    standin = object.__new__(standin_class)
+    standin = _new(standin_class)
     if node.name in ("score_mod", "mask_mod"):
         node = node._replace(name="self")
     environment.plan.require(f"type({node.variable}) is {environment.plan.constant(cls)}")
@@ -87,9 +88,10 @@ class _Standin:
 
 
 def _make_class(cls: type) -> type | None:
-    if type(cls) not in (type, abc.ABCMeta) or cls.__getattribute__ is not object.__getattribute__:
+    if type(cls) not in (type, abc.ABCMeta) or cls.__getattribute__ not in _ORDINARY_READS:
         return None
-    if cls.__module__ in ("builtins", "random", "threading", "logging") or not cls.__flags__ & (1 << 9):
+    heap = cls.__flags__ & (1 << 9)  # a class statement made it
+    if cls.__module__ in ("builtins", "random", "threading", "logging") or not (heap or cls is types.SimpleNamespace):
         return None
     body: dict[str, Any] = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
     if "_attnc_state" not in body:
@@ -101,10 +103,15 @@ def _make_class(cls: type) -> type | None:
                     body[name] = _forward(name)
     try:
         standin = type(cls)(cls.__name__, (_Standin, cls), body)
-        object.__new__(standin)
+        _new(standin)
     except Exception:
         return None
     return standin
+
+
+def _new(cls: type) -> Any:
+    """An instance without its `__init__`. Raises TypeError where the memory is not an ordinary object's."""
+    return (types.SimpleNamespace if issubclass(cls, types.SimpleNamespace) else object).__new__(cls)  # pyright: ignore[reportCallIssue]
 
 
 def _forward(name: str):
