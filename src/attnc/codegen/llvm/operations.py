@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import cast
 
 from xdsl.dialects.builtin import BFloat16Type, Float32Type, Float64Type, FloatAttr, IntegerAttr
-from xdsl.ir import Block, Operation
+from xdsl.ir import Block, Operation, SSAValue
 
 from attnc.codegen.llvm.gather import gather
 from attnc.codegen.llvm.scalar import DIVISIONS, Cause, RegionValues, extend_float, truncate_float
@@ -40,7 +40,23 @@ class RegionEmitter(RegionValues):
         handler = _HANDLERS.get(op.name) or (_math if op.name.startswith("math.") else None)
         if handler is None:
             raise LoweringError(f"operation '{op.name}' cannot be emitted inside a scalar region")
+        narrow = [operand for operand in op.operands if isinstance(operand.type, BFloat16Type)]
+        if narrow and (op.name.startswith("math.") or op.name in _FLOAT_ARITHMETIC):
+            self._emit_widened(op, narrow, handler)
+        else:
+            handler(self, op)
+
+    def _emit_widened(self, op: Operation, narrow: list[SSAValue], handler: Handler) -> None:
+        """Arithmetic on bf16: in f32, the result rounded."""
+        known = {operand: self.values[operand] for operand in narrow}
+        for operand, value in known.items():
+            text = extend_float(self, value.type, self.text(value, value.lane), value.lane, "float")
+            self.values[operand] = Value(Float32Type(), text, value.lane)
         handler(self, op)
+        self.values.update(known)
+        result = self.values[op.results[0]]
+        if isinstance(result.type, BFloat16Type):
+            result.text = truncate_float(self, "float", str(result.text), result.lane, result.type)
 
 
 _FLOAT_BINARY = {"arith.addf": "fadd", "arith.subf": "fsub", "arith.mulf": "fmul", "arith.divf": "fdiv"}
@@ -59,6 +75,15 @@ _FLOAT_PREDICATES = (
 )  # fmt: skip
 _UNSIGNED_DIVISIONS = {"arith.divui": "udiv", "arith.remui": "urem"}
 _SHIFTS = {"arith.shli": "shl", "arith.shrsi": "ashr", "arith.shrui": "lshr"}
+_FLOAT_ARITHMETIC = (
+    "arith.negf",
+    "arith.cmpf",
+    *_FLOAT_BINARY,
+    "arith.maximumf",
+    "arith.minimumf",
+    "arith.maxnumf",
+    "arith.minnumf",
+)
 _FLOAT_MINMAX = {
     "arith.maximumf": "maximum",
     "arith.minimumf": "minimum",
