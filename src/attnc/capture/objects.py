@@ -93,16 +93,15 @@ def _make_class(cls: type) -> type | None:
     heap = cls.__flags__ & (1 << 9)  # a class statement made it
     if cls.__module__ in ("builtins", "random", "threading", "logging") or not (heap or cls is types.SimpleNamespace):
         return None
-    body: dict[str, Any] = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
-    if "_attnc_state" not in body:
-        body["__slots__"] = ("_attnc_state",)
+    body: dict[str, Any] = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__slots__": ("_attnc_state",)}
     for base in cls.__mro__[:-1]:
         for name, value in vars(base).items():
             if name.startswith("__") and name.endswith("__") and isinstance(value, types.FunctionType):
                 if name not in _NOT_FORWARDED and name not in body:
                     body[name] = _forward(name)
     try:
-        standin = type(cls)(cls.__name__, (_Standin, cls), body)
+        metaclass: Any = type(cls)
+        standin = metaclass(cls.__name__, (_Standin, cls), body)
         _new(standin)
     except Exception:
         return None
