@@ -125,6 +125,8 @@ UNARY_EXACT: dict[str, tuple[Callable, tuple[torch.dtype, ...]]] = {
     "relu": (torch.relu, FLOATS + INTS),
     "relu6": (F.relu6, FLOATS),
     "hardtanh": (lambda x: F.hardtanh(x, -0.7, 2.3), FLOATS),
+    "hardshrink": (lambda x: F.hardshrink(x, 0.7), FLOATS),
+    "softshrink": (lambda x: F.softshrink(x, 0.5), FLOATS),
     "threshold": (lambda x: F.threshold(x, 0.1, 20.3), FLOATS),
     "clamp": (lambda x: x.clamp(-2, 5), FLOATS + (i64, i32, i16, i8)),
     "clamp floats": (lambda x: x.clamp(-2.3, 5.1), FLOATS + (i64, i32)),
@@ -183,6 +185,7 @@ UNARY_CLOSE: dict[str, Callable] = {
     "gelu": F.gelu,
     "gelu tanh": lambda x: F.gelu(x, approximate="tanh"),
     "leaky_relu": lambda x: F.leaky_relu(x, 0.1),
+    "prelu": lambda x: F.prelu(x, torch.tensor([0.3], dtype=x.dtype)),
     "elu": lambda x: F.elu(x, 1.3),
     "selu": F.selu,
     "celu": lambda x: F.celu(x, 1.3),
@@ -197,7 +200,7 @@ UNARY_CLOSE: dict[str, Callable] = {
 }
 # Functions that have no kernel for ints.
 NEED_FLOATS = {
-    "silu", "gelu", "gelu tanh", "leaky_relu", "elu", "selu", "celu", "softplus", "hardsigmoid", "hardswish", "mish",
+    "prelu", "silu", "gelu", "gelu tanh", "leaky_relu", "elu", "selu", "celu", "softplus", "hardsigmoid", "hardswish", "mish",
     "logsigmoid", "softsign", "tanhshrink", "x**2.5", "x**0.5", "x**-0.5", "x**0.3", "1.7**x", "2**x",
 }  # fmt: skip
 
@@ -294,7 +297,7 @@ def test_divisions(name: str, dtypes: tuple[torch.dtype, ...]):
     check(DIVISIONS[name], data)
 
 
-@pytest.mark.parametrize("name,dtypes", _names(BINARY_CLOSE, lambda n: [(d, d) for d in FLOATS if (n, d) != ("hypot", f64)]))
+@pytest.mark.parametrize("name,dtypes", _names(BINARY_CLOSE, lambda n: [(d, d) for d in FLOATS]))
 def test_binary_close(name: str, dtypes: tuple[torch.dtype, ...]):
     check(BINARY_CLOSE[name], inputs(dtypes), 4 * CLOSE[dtypes[0]])
 

@@ -110,6 +110,10 @@ INDEXING: dict[str, Callable] = {
     "reshaped row": lambda t, i: at(at(t, i).reshape(2, 3), i // 3)[2],
     "expanded": lambda t, i: at(at(t, i).expand(6, 6), i)[3],
     "flipped": lambda t, i: at(t.flip(0, 1), i, i),
+    "linspace": lambda t, i: at(torch.linspace(-1, 2, 6), i) * 2,
+    "eye": lambda t, i: at(torch.eye(6), i, i // 2),
+    "tril": lambda t, i: at(torch.tril(t, 1), i, i // 2),
+    "triu": lambda t, i: at(torch.triu(t, -1), i // 3, i),
     "rolled": lambda t, i: at(torch.roll(t, (2, -1), (0, 1)), i, i),
     "index tensor": lambda t, i: at(t, torch.arange(4) + i // 3, None)[1, 2],
     "two index tensors": lambda t, i: at(t, torch.arange(2)[:, None] + i // 3, torch.arange(3))[1, 2],
@@ -160,6 +164,9 @@ REDUCTIONS: dict[str, Callable] = {
     "vector matrix": lambda t, i: at(at(t, i) @ t, i),
     "mm": lambda t, i: at(t @ t.t(), i, i),
     "bmm": lambda t, i: at(torch.bmm(t.view(3, 2, 6), t.view(3, 6, 2)), i // 2, i // 3, i // 3),
+    "linear": lambda t, i: at(F.linear(at(t, i)[None], t, t[1]), None, i)[0],
+    "addmv": lambda t, i: at(torch.addmv(t[0], t, at(t, i), beta=0.5, alpha=2), i),
+    "small network": lambda t, i: F.linear(torch.relu(F.linear(at(t, i), t, t[2])), t[:1], t[0, :1]).squeeze(0),
     "distance": lambda t, i: (at(t, i)[:3] - t[1, 3:]).square().sum().sqrt(),
     "norm": lambda t, i: torch.linalg.vector_norm(at(t, i)) + at(t, i).norm() + t.norm(dim=1)[2],
     "norm 1": lambda t, i: torch.linalg.vector_norm(at(t, i), ord=1),
@@ -171,6 +178,7 @@ REDUCTIONS: dict[str, Callable] = {
     "std": lambda t, i: at(t, i).std(unbiased=False),
     "norm -inf": lambda t, i: torch.linalg.vector_norm(at(t, i), ord=float("-inf")),
     "softmax": lambda t, i: at(torch.softmax(at(t, i), 0), i),
+    "weighted softmax": lambda t, i: (torch.softmax(at(t, i), 0) * t[1]).sum(),
     "log softmax": lambda t, i: at(torch.log_softmax(t, 1), i, i),
     "any": lambda t, i: (at(t, i) > 1).any(),
     "any of a dim": lambda t, i: at((t > 1).any(1), i),
@@ -186,12 +194,15 @@ REDUCTIONS: dict[str, Callable] = {
 }
 
 
+SQUARE = {"mm", "vector matrix", "mv", "linear", "addmv", "small network"}
+
+
 @pytest.mark.parametrize("size", (3, 6))
 @pytest.mark.parametrize("name", REDUCTIONS)
 def test_reductions(name: str, size: int):
     if size == 3 and name in ("bmm", "distance"):
         size = 6
-    block = check(REDUCTIONS[name], table(6, 6)[:, :size] if name not in ("mm", "vector matrix", "mv") else table(6, 6), n=3)
+    block = check(REDUCTIONS[name], table(6, 6)[:, :size] if name not in SQUARE else table(6, 6), n=3)
     if size == 3 and name == "sum":
         assert loops(block) == 0, "a short row is written out"
     if size == 6 and name == "sum":
@@ -252,6 +263,11 @@ def test_a_row_that_does_not_depend_on_the_loop_is_read_before_it():
         "arith.addf",
         "scf.yield",
     ]
+
+
+def test_loops_stand_side_by_side_where_they_can():
+    block = check(REDUCTIONS["weighted softmax"], table(6, 6), n=6)
+    assert sum(isinstance(op, scf.ForOp) for op in block.ops) == loops(block) == 3
 
 
 REFUSED: dict[str, tuple[Callable, str]] = {

@@ -238,7 +238,7 @@ def sinc(r: ScalarBuilder, x: SSAValue) -> SSAValue:
     return r.select(r.compare("eq", x, r.constant(x.type, 0.0)), r.constant(x.type, 1.0), ratio)
 
 
-@elementwise("Functions", "xlogy.Tensor xlogy.Scalar_Self xlogy.Scalar_Other")
+@elementwise("Functions", "xlogy.Tensor xlogy.Scalar xlogy.Scalar_Self xlogy.Scalar_Other")
 def xlogy(r: ScalarBuilder, dtype: Attribute, a: Operand, b: Operand) -> SSAValue:
     x, y = r.lift(a, dtype), r.lift(b, dtype)
     zero = r.constant(x.type, 0.0)
@@ -326,6 +326,26 @@ def leaky_relu(r: ScalarBuilder, dtype: Attribute, x: Operand, slope: Operand) -
     value = r.lift(x, dtype)
     positive = r.compare("gt", value, r.constant(value.type, 0.0))
     return r.rounded(r.select(positive, value, r.multiply(value, r.lift(slope, dtype))), dtype)
+
+
+@elementwise("Activations", "_prelu_kernel")
+def prelu(r: ScalarBuilder, dtype: Attribute, x: Operand, weight: Operand) -> SSAValue:
+    return leaky_relu(r, dtype, x, weight)
+
+
+@elementwise("Activations", "hardshrink")
+def hardshrink(r: ScalarBuilder, dtype: Attribute, x: Operand, limit: Operand) -> SSAValue:
+    value, bound = r.lift(x, dtype), r.lift_rounded(limit, dtype)
+    inside = r.compare("le", r.math(math.AbsFOp, value), bound)
+    return r.rounded(r.select(inside, r.constant(value.type, 0.0), value), dtype)
+
+
+@elementwise("Activations", "softshrink")
+def softshrink(r: ScalarBuilder, dtype: Attribute, x: Operand, limit: Operand) -> SSAValue:
+    value, bound = r.lift(x, dtype), r.lift_rounded(limit, dtype)
+    below, above = r.compare("lt", value, r.negate(bound)), r.compare("gt", value, bound)
+    rest = r.select(below, r.add(value, bound), r.multiply(value, r.constant(value.type, 0.0)))
+    return r.rounded(r.select(above, r.subtract(value, bound), rest), dtype)
 
 
 @elementwise("Activations", "elu")

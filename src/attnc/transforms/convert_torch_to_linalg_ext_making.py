@@ -12,7 +12,7 @@ from xdsl.ir import SSAValue
 from attnc.dialects.torch import VTensorType
 from attnc.transforms.convert_torch_to_linalg_ext_region import index as index_type
 from attnc.transforms.convert_torch_to_linalg_ext_table import Unsupported, whole
-from attnc.transforms.convert_torch_to_linalg_ext_tensors import dim_of, make, wrapped
+from attnc.transforms.convert_torch_to_linalg_ext_tensors import dim_of, int_of, make, number_of, wrapped
 from attnc.transforms.convert_torch_to_linalg_ext_values import Number, Operand, Scalar, ScalarBuilder, Tensor, Value
 
 # How many elements a chain of selects may choose from.
@@ -137,6 +137,48 @@ def arange(r: ScalarBuilder, results: Sequence[VTensorType], *arguments: Any) ->
         return r.rounded(r.add(scaled, r.lift(start, dtype)), dtype)
 
     return make(r, results[0].shape, dtype, element)
+
+
+@whole("Making", "linspace", "of known bounds")
+def linspace(r: ScalarBuilder, results: Sequence[VTensorType], start: Any, end: Any, steps: Any, *_: Any) -> Value:
+    dtype, count = results[0].dtype, int_of(steps, "the number of steps")
+    low, high = (number_of(bound, "a bound of linspace") for bound in (start, end))
+    step = (high - low) / max(count - 1, 1)
+    # As torch: the first half counted from the start, the second from the end.
+    values = [low + step * i if i < count / 2 else high - step * (count - 1 - i) for i in range(count)]
+    return literal(r, VTensorType([count], dtype), values)
+
+
+@whole("Making", "eye eye.m")
+def eye(r: ScalarBuilder, results: Sequence[VTensorType], *_: Any) -> Value:
+    dtype, shape = results[0].dtype, results[0].shape
+
+    def element(indices: tuple[SSAValue, ...]) -> SSAValue:
+        row, column = (wrapped(r, size, position) for size, position in zip(shape, indices, strict=True))
+        return r.select(r.compare("eq", row, column), r.number(dtype, 1), r.number(dtype, 0))
+
+    return make(r, shape, dtype, element)
+
+
+@whole("Making", "tril")
+def tril(r: ScalarBuilder, results: Sequence[VTensorType], source: Tensor, diagonal: Any = None) -> Value:
+    return _triangle(r, source, diagonal, "le")
+
+
+@whole("Making", "triu")
+def triu(r: ScalarBuilder, results: Sequence[VTensorType], source: Tensor, diagonal: Any = None) -> Value:
+    return _triangle(r, source, diagonal, "ge")
+
+
+def _triangle(r: ScalarBuilder, source: Tensor, diagonal: Any, relation: str) -> Value:
+    offset = 0 if diagonal is None else int_of(diagonal, "the diagonal")
+
+    def element(indices: tuple[SSAValue, ...]) -> SSAValue:
+        row, column = (wrapped(r, dim, i) for dim, i in zip(source.dims[-2:], indices[-2:], strict=True))
+        kept = r.compare(relation, r.subtract(column, row), r.constant(index_type, offset))
+        return r.select(kept, source.at(indices), r.number(source.dtype, 0))
+
+    return make(r, source.dims, source.dtype, element)
 
 
 def literal(r: ScalarBuilder, type_: VTensorType, values: Sequence[int | float]) -> Scalar | Tensor:

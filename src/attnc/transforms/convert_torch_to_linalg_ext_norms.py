@@ -181,18 +181,30 @@ def _softmax(r: ScalarBuilder, dtype: Attribute, source: Array, dim: Number, log
     d = dim_of(dim, len(source.dims))
     (length,) = static_lengths(source, [d])
     to_computed = computed(r, source, dtype)
+    rows = [*source.dims[:d], *source.dims[d + 1 :]]
+
+    def read(row: Sequence[SSAValue], position: SSAValue) -> SSAValue:
+        return to_computed(source.at([*row[:d], position, *row[d:]]))
+
+    def largest(row: tuple[SSAValue, ...]) -> SSAValue:
+        low = carried_zero(r, dtype, float("-inf"))
+        return fold(r, [length], low, lambda i: read(row, i[0]), lambda a, b: larger(r, f32, a, b))
+
+    def total_of(row: tuple[SSAValue, ...]) -> SSAValue:
+        def weight(i: list[SSAValue]) -> SSAValue:
+            return r.math(math.ExpOp, r.subtract(read(row, i[0]), top.at(row)))
+
+        return fold(r, [length], carried_zero(r, dtype), weight, r.add)
+
+    # One maximum and one sum a row, whichever of its elements are asked for.
+    top = make(r, rows, dtype, largest)
+    total = make(r, rows, dtype, total_of)
 
     def element(indices: tuple[SSAValue, ...]) -> SSAValue:
-        def read(position: SSAValue) -> SSAValue:
-            return to_computed(source.at([*indices[:d], position, *indices[d + 1 :]]))
-
-        low = carried_zero(r, dtype, float("-inf"))
-        top = fold(r, [length], low, lambda i: read(i[0]), lambda a, b: larger(r, f32, a, b))
-        zero = carried_zero(r, dtype)
-        total = fold(r, [length], zero, lambda i: r.math(math.ExpOp, r.subtract(read(i[0]), top)), r.add)
-        distance = r.subtract(read(indices[d]), top)
+        row = [*indices[:d], *indices[d + 1 :]]
+        distance = r.subtract(read(row, indices[d]), top.at(row))
         if logarithm:
-            return r.rounded(r.subtract(distance, r.math(math.LogOp, total)), dtype)
-        return r.rounded(r.divide(r.math(math.ExpOp, distance), total), dtype)
+            return r.rounded(r.subtract(distance, r.math(math.LogOp, total.at(row))), dtype)
+        return r.rounded(r.divide(r.math(math.ExpOp, distance), total.at(row)), dtype)
 
     return make(r, source.dims, dtype, element)

@@ -338,41 +338,79 @@ def _position(r: ScalarBuilder, source: Array, dim: Any, keepdim: Any, greatest:
 # -- products of rows and matrices ------------------------------------------------------------------------------------
 
 
+_Reader: TypeAlias = Callable[[SSAValue], SSAValue]
+
+
 def _product(r: ScalarBuilder, dtype: Attribute, length: int, left: _Reader, right: _Reader) -> SSAValue:
+    """The sum of products of two rows, as computed."""
+
     def element(position: list[SSAValue]) -> SSAValue:
         return r.multiply(r.extended(left(position[0])), r.extended(right(position[0])))
 
-    return r.rounded(fold(r, [length], carried_zero(r, dtype), element, r.add), dtype)
-
-
-_Reader: TypeAlias = Callable[[SSAValue], SSAValue]
+    return fold(r, [length], carried_zero(r, dtype), element, r.add)
 
 
 @whole("Reductions", "dot vdot mv mm bmm matmul inner", "half types in f32")
 def matmul(r: ScalarBuilder, results: Sequence[VTensorType], left: Tensor, right: Tensor) -> Value:
     """A product of vectors, matrices or batches of them, as torch.matmul takes them."""
     dtype = results[0].dtype
+    return _matmul(r, results[0], left, right, lambda _, product: r.rounded(product, dtype))
+
+
+@whole("Reductions", "addmm addmv baddbmm", "half types in f32")
+def addmm(
+    r: ScalarBuilder,
+    results: Sequence[VTensorType],
+    source: Array,
+    left: Tensor,
+    right: Tensor,
+    beta: Any = None,
+    alpha: Any = None,
+) -> Value:
+    dtype = results[0].dtype
+
+    def after(indices: tuple[SSAValue, ...], product: SSAValue) -> SSAValue:
+        if alpha is not None:
+            product = r.multiply(product, r.lift(alpha, dtype))
+        if isinstance(beta, Number) and beta.constant == 0:
+            return r.rounded(product, dtype)
+        own = r.extended(r.convert_value(source.at(broadcast(r, source.dims, indices)), source.dtype, dtype))
+        if beta is not None:
+            own = r.multiply(own, r.lift(beta, dtype))
+        return r.rounded(r.add(own, product), dtype)
+
+    return _matmul(r, results[0], left, right, after)
+
+
+def _matmul(
+    r: ScalarBuilder,
+    result: VTensorType,
+    left: Tensor,
+    right: Tensor,
+    after: Callable[[tuple[SSAValue, ...], SSAValue], SSAValue],
+) -> Value:
+    dtype = result.dtype
     if not is_float(dtype) and not signed(dtype):
         raise Unsupported("a matrix product of bytes or bools")
     a, b = len(left.dims), len(right.dims)
-    size = left.dims[-1] if isinstance(left.dims[-1], int) else right.dims[max(b - 2, 0)]
-    if not isinstance(size, int):
+    length = left.dims[-1] if isinstance(left.dims[-1], int) else right.dims[max(b - 2, 0)]
+    if not isinstance(length, int):
         raise Unsupported("a product over a dimension whose length is only known at run time")
-    length = size
+    known = length
     rows, columns = (left.dims[-2:-1] if a > 1 else ()), (right.dims[-1:] if b > 1 else ())
-    outer = results[0].shape[: len(results[0].shape) - len(rows) - len(columns)]
-    dims = [*outer, *rows, *columns]
+    outer = result.shape[: len(result.shape) - len(rows) - len(columns)]
 
     def element(indices: tuple[SSAValue, ...]) -> SSAValue:
         batch = indices[: len(outer)]
         row = indices[len(outer) : len(outer) + len(rows)]
         column = indices[len(outer) + len(rows) :]
-        return _product(
+        product = _product(
             r,
             dtype,
-            length,
+            known,
             lambda i: left.at([*broadcast(r, left.dims[: max(a - 2, 0)], batch), *row, i]),
             lambda i: right.at([*broadcast(r, right.dims[: max(b - 2, 0)], batch), i, *column]),
         )
+        return after(indices, product)
 
-    return make(r, dims, dtype, element)
+    return make(r, [*outer, *rows, *columns], dtype, element)

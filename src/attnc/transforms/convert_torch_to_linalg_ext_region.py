@@ -329,10 +329,14 @@ class RegionBuilder:
             self._blocks.pop()
         body.add_op(scf.YieldOp.create(operands=loop.yielded))
         op = scf.ForOp.create(operands=[*bounds, *inits], result_types=[init.type for init in inits], regions=[Region(body)])
-        self.block.add_op(op)
-        if len(self._blocks) > 1:
+        # Before the loops that it does not depend on, as any other operation.
+        level = len(self._blocks)
+        used = {self._depths.get(operand, 0) for inner in op.walk() for operand in inner.operands}
+        depth = max((depth for depth in used if depth < level), default=0)
+        self._blocks[depth].add_op(op)
+        if depth:
             for result in op.results:
-                self._depths[result] = len(self._blocks) - 1
+                self._depths[result] = depth
         loop.results = op.results
 
     def finish(self) -> None:

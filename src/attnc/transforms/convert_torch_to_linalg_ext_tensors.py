@@ -40,9 +40,14 @@ def make(
 
 
 def int_of(value: Any, what: str) -> int:
-    """A number that must be known while compiling, as a dim is."""
+    """A whole number that must be known while compiling, as a dim is."""
+    return int(number_of(value, what))
+
+
+def number_of(value: Any, what: str) -> int | float:
+    """A number that must be known while compiling."""
     if isinstance(value, Number) and value.constant is not None:
-        return int(value.constant)
+        return value.constant
     raise Unsupported(f"{what} must be a number that is known while compiling")
 
 
