@@ -228,6 +228,8 @@ class Interpreter:
 
     def _tile_reduce(self, op: tile.ReduceOp, values: Values) -> Any:
         array = values[op.tile]
+        if op.kind.data == "maxnum":
+            return np.fmax.reduce(array, axis=1, keepdims=True, initial=-np.inf).astype(array.dtype)
         if op.kind.data == "max":
             return array.max(axis=1, keepdims=True)
         return array.sum(axis=1, keepdims=True, dtype=array.dtype)

@@ -41,7 +41,7 @@ def test_alibi_causal():
         // CHECK:            %live = arith.andi %mask, %inside : i1
         // CHECK:            tile.gather %slopes[%hi{{.*}}] where %live name "slopes"
         // CHECK:            %masked = arith.select %live
-        // CHECK:        %block_max = tile.reduce max %modified
+        // CHECK:        %block_max = tile.reduce maxnum %modified
         // CHECK-NEXT:   %max_new = tile.map (%a = %max_old, %c = %block_max)
         // CHECK:        %anchor = tile.map (%m{{.*}} = %max_new)
         // CHECK-NEXT:     %dead = arith.cmpf oeq, [[M:%.*]], %minus_infinity

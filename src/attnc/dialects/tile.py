@@ -54,6 +54,8 @@ from xdsl.traits import IsolatedFromAbove, IsTerminator, SymbolOpInterface
 from xdsl.utils.exceptions import VerifyException
 
 EMPTY, FULL, PARTIAL = 0, 1, 2
+NONPOSITIVE = "attnc.nonpositive"
+"""Unit attribute of a `math.exp2` whose operand is at most 0, or NaN: what softmax needs, at half the price."""
 CLASS_NAMES = ("empty", "full", "partial")
 _INDEX = IndexType()
 

@@ -84,7 +84,7 @@ class _Decomposition:
         log2e = None if self.folded else self._outside(LOG2E, "log2e")
         row, wide = self.row_type, self.score_type
 
-        block_max = build.add(tile.ReduceOp("max", modified), "block_max")
+        block_max = build.add(tile.ReduceOp(self._maximum(), modified), "block_max")
         max_new = self._map(row, "max_new", {"a": op.max, "c": block_max}, lambda m, a, c: m.binary("maximumf", a, c, "m"))
 
         def anchor_of(m: Builder, value: SSAValue) -> SSAValue:
@@ -97,7 +97,9 @@ class _Decomposition:
                 exponent = m.binary("subf", value, base, "difference")
                 if log2e is not None:
                     exponent = m.binary("mulf", exponent, log2e, "exponent")
-                return m.unary_math("exp2", exponent, hint)
+                result = m.unary_math("exp2", exponent, hint)
+                cast(Operation, result.owner).attributes[tile.NONPOSITIVE] = UnitAttr()
+                return result
 
             return body
 
@@ -264,6 +266,16 @@ class _Decomposition:
 
     def _map(self, type_: TensorType, hint: str, inputs: dict[str, SSAValue], body) -> SSAValue:
         return _map(self.build, type_, hint, inputs, body)
+
+    def _maximum(self) -> str:
+        """The reduction of the row maximum. A NaN score makes its weight NaN, and so the sum: whoever reads the maximum together
+        with the sum learns of it there, and "maxnum" is one instruction where "max" is three. Not so who reads it alone."""
+        if self.loop_result is None:
+            return "max"
+        sum_result = _after_loop(self.op.sum_result)
+        readers = [use.operation for use in self.loop_result.uses]
+        together = all(isinstance(op, tile.MapOp) and sum_result in op.inputs for op in readers)
+        return "maxnum" if together and sum_result is not None else "max"
 
     # -- after the loop -----------------------------------------------------------------------------------------------
 

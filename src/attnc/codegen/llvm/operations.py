@@ -306,7 +306,7 @@ def _math(e: RegionEmitter, op: Operation) -> None:
     lane, texts, _ = e.operands(op)
     element = e.values[op.operands[0]].element
     name = op.name.removeprefix("math.")
-    if name == "exp2" and "attnc.nonpositive" in op.attributes and element == "float":
+    if name == "exp2" and tile.NONPOSITIVE in op.attributes and element == "float":
         name = "softmax_exp2"
     if name in ("absi",):
         e.define(op.results[0], e.intrinsic("abs", element, lane, texts, ", i1 false"), lane)
