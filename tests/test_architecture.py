@@ -23,7 +23,7 @@ LAYERS: list[set[str]] = [
     {"analysis"},
     {"capture", "transforms", "codegen"},
     {"pipeline"},
-    {"cli", "flex", "integrations", "programs", "checks", "lowered", "torch_op", "sdpa"},
+    {"cli", "flex", "integrations", "program_text", "programs", "checks", "lowered", "scaled_dot_product", "torch_op"},
 ]
 # Records and arithmetic that know nothing of the compiler: free to all of it.
 PLAIN = {"attnc.target", "attnc.analysis.roles"}

@@ -25,6 +25,7 @@ is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 peek_interpreter_stack = functorch.peek_interpreter_stack
 len_torch_dispatch_stack = torch._C._len_torch_dispatch_stack
 is_grad_enabled = torch.is_grad_enabled
+is_profiler_enabled = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
 
 
 def _plain_keys() -> frozenset[int]:
@@ -120,10 +121,21 @@ def same_device(query: Tensor, key: Tensor, value: Tensor) -> bool:
     return kinds[0]
 
 
+def is_watched() -> bool:
+    """Whether something traces, transforms or records what torch calls (torch.compile, torch.func, a dispatch mode, the profiler):
+    then attention has to be the operator `attnc::attention`. Otherwise it need not pay for that."""
+    return (
+        is_dynamo_compiling()
+        or peek_interpreter_stack() is not None
+        or len_torch_dispatch_stack() != 0
+        or is_profiler_enabled()
+    )
+
+
 def check_modes() -> None:
     """Refuse calls that something traces: torch.compile, make_fx, torch.func. Raises `UnsupportedTransformError`."""
     if is_dynamo_compiling():
-        raise UnsupportedTransformError("attnc.flex_attention is called inside a torch.compile region")
+        raise UnsupportedTransformError("attnc is called inside a torch.compile region")
     if peek_interpreter_stack() is not None:
         raise UnsupportedTransformError("attnc.flex_attention is called inside a torch.func transform (vmap, grad, jvp …)")
     if len_torch_dispatch_stack():
@@ -137,7 +149,12 @@ def check_modes() -> None:
 
 def may_differentiate() -> bool:
     """Whether gradients or tangents could be asked of this call."""
-    return is_grad_enabled() or forward_ad._current_level >= 0
+    return is_grad_enabled() or in_forward_mode()
+
+
+def in_forward_mode() -> bool:
+    """Whether a forward-mode level is open."""
+    return forward_ad._current_level >= 0
 
 
 def check_gradients(tensors: Iterable[tuple[str, Tensor]]) -> None:

@@ -143,9 +143,27 @@ class UnsupportedTensorError(AttncError, NotImplementedError):
 
 
 class UnsupportedTransformError(AttncError, NotImplementedError):
-    """flex_attention is called under torch.compile, torch.export, torch.func or another mode that traces it."""
+    """A transform of torch (torch.func, a tracing mode) that attnc's operator has no rule for."""
 
-    default_remedy = "call attnc.flex_attention outside of the traced region (torch.compiler.disable around it helps)"
+    default_remedy = "call attnc outside of the transformed region (torch.compiler.disable around it helps)"
+
+
+class ProgramTextError(AttncError, ValueError):
+    """The operator `attnc::attention` got a program text that it cannot read: damaged, or of another version of attnc."""
+
+    default_remedy = "export or compile the model anew with the attnc that is to run it"
+
+
+class DropoutError(AttncError, NotImplementedError):
+    """scaled_dot_product_attention is asked for dropout."""
+
+    default_remedy = "pass dropout_p=0.0 (in a module: self.dropout if self.training else 0.0, and model.eval())"
+
+
+class AttentionMaskError(AttncError, ValueError):
+    """An attn_mask that does not fit: its shape, its dtype, or is_causal=True beside it."""
+
+    default_remedy = "attn_mask is bool (True: may attend) or float (added to scores) and broadcasts to [B, Hq, Sq, Skv]"
 
 
 class GradientNotImplementedError(AttncError, NotImplementedError):

@@ -23,7 +23,7 @@ except ImportError as error:
 from attnc import checks
 from attnc.capture.block_mask import PARTIAL, and_masks, read_block_mask
 from attnc.capture.capture import capture
-from attnc.checks import DTYPES, PLAIN_KEYS, dispatch_keys
+from attnc.checks import DTYPES, PLAIN_KEYS, dispatch_keys, in_forward_mode, is_watched
 from attnc.runtime.attention import Layout
 from attnc.runtime.signature import ANY, UNIT, Signature
 
@@ -103,6 +103,12 @@ def flex_attention(
     UnsupportedModError, BlockMaskError, …; CaptureIndexError where a mod indexes a captured tensor out of range.
     """
     call = checked_call(
+    if is_watched():
+        from attnc.integrations import traced
+
+        return traced.flex_attention(
+            query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse, kernel_options, return_aux, mask_mod
+        )
         query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse, kernel_options, return_aux, mask_mod
     )
     out, lse, max_scores = run(call)
@@ -111,21 +117,6 @@ def flex_attention(
 
         return out, AuxOutput(lse=lse, max_scores=max_scores)
     return (out, lse) if return_lse else out
-
-
-def _leave_to_python(function: Callable[..., Any]) -> None:
-    """Under torch.compile the graph is left for a call of `function`, which runs as it is.
-
-    That is what torch.compiler.disable does, but without an import of torch._dynamo, and without a wrapper's cost.
-    """
-    function._torchdynamo_disable = True  # type: ignore[attr-defined]
-    function._torchdynamo_disable_msg = "attnc compiles it by itself"  # type: ignore[attr-defined]
-    frames = torch._C._dynamo.eval_frame  # type: ignore[attr-defined]
-    skip = frames._FrameAction.SKIP
-    frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
-
-
-_leave_to_python(flex_attention)
 
 
 def requested(return_aux: Any, return_lse: bool) -> tuple[bool, bool]:
