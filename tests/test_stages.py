@@ -156,11 +156,11 @@ def generic(text: str) -> str:
 
 @needs_tool("iree-opt")
 def test_attention_stages_are_accepted_by_iree(tmp_path):
-    """The generic text of both attention stages, for the whole zoo, in one run of IREE's own parser and verifiers."""
+    """The generic text of both attention stages, for a part of the zoo, in one run of IREE's own parser and verifiers."""
     texts = []
-    for name in ENTRIES:
+    for name in list(ENTRIES)[::4]:
         p = problem(name)
-        auxiliary = AuxRequest(lse=True) if len(texts) % 4 == 0 else None
+        auxiliary = AuxRequest(lse=True) if len(texts) % 8 == 0 else None
         lowered = attnc.lower(p.query, p.key, p.value, **arguments_of(p), return_aux=auxiliary)
         texts += [f"// {name}\n" + generic(lowered.stages[stage]) for stage in ATTENTION_STAGES]
     file = tmp_path / "all.mlir"
