@@ -10,7 +10,7 @@ the task runs once more with the careful product. Finite results prove that noth
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from xdsl.dialects.builtin import MemRefType
@@ -23,6 +23,7 @@ from attnc.codegen.llvm.program import Program, build_program, columns_of, is_ti
 from attnc.codegen.llvm.rows import RowEmitter
 from attnc.codegen.llvm.staging import Staging, right_operand
 from attnc.codegen.llvm.storage import Storage, element_of
+from attnc.codegen.llvm.trim import column_bounds, trimmed
 from attnc.codegen.llvm.values import BLOCK, Value, element_type, storage_bytes
 from attnc.dialects import tile
 from attnc.errors import LoweringError
@@ -170,7 +171,7 @@ class BodyEmitter:
         first = next(iter(programs.values()))
         if None in programs:
             self._scalars(first)
-            self._run(first, set(), (loop, limited))
+            self._run(first, set(), (loop, "0", limited))
             return
         # Scalars of all ways are written before the choice: they are cheap and have no effects.
         done: set[Operation] = set()
@@ -191,23 +192,37 @@ class BodyEmitter:
             program = programs[name]
             if program.has_rows or program.outputs != carried:
                 ways.setdefault(program.key, (program, []))[1].append(number)
+        bounds = column_bounds(classes[0], loop) if programs["empty"].outputs == carried else None
         end = f.new_block("classified")
         blocks = [(f.new_block("class"), program, numbers) for program, numbers in ways.values()]
         targets = " ".join(f"i32 {n}, label %{label}" for label, _, numbers in blocks for n in numbers)
         f.do(f"switch i32 {label_of}, label %{end} [ {targets} ]")
-        for label, program, _ in blocks:
+        for label, program, numbers in blocks:
             f.place(label)
-            self._run(program, set(), (loop, limited))
+            start, stop = "0", limited
+            if bounds is not None and tile.PARTIAL in numbers and tile.FULL not in numbers:
+                start, stop = self._trimmed(classes[0], bounds, limited)
+            self._run(program, set(), (loop, start, stop))
             f.branch(end)
         f.place(end)
 
-    def _classify(self, op: tile.ClassifyOp) -> str:
-        """Call the classifier; buffers go as pointer, sizes, strides."""
+    def _trimmed(self, op: tile.ClassifyOp, bounds: tuple[int, int], limit: str) -> tuple[str, str]:
+        position = self.region.scalar(op.arguments[bounds[0]])
+
+        def classify(first: str, last: str) -> str:
+            return self._classify(op, {bounds[0]: self.f.add(position, first), bounds[1]: self.f.add(position, last)})
+
+        return trimmed(self.f, limit, classify)
+
+    def _classify(self, op: tile.ClassifyOp, instead: Mapping[int, str] | None = None) -> str:
+        """Call the classifier, with other values `instead` of some arguments; buffers go as pointer, sizes, strides."""
         region, name = self.region, op.classifier.string_value()
         self.called.add(name)
         arguments: list[str] = []
-        for operand in op.arguments:
-            if isinstance(operand.type, MemRefType):
+        for n, operand in enumerate(op.arguments):
+            if instead is not None and n in instead:
+                arguments.append(f"i64 {instead[n]}")
+            elif isinstance(operand.type, MemRefType):
                 buffer = region.buffers[operand]
                 arguments.append(f"ptr {buffer.pointer}")
                 arguments += [f"i64 {text}" for text in (*buffer.sizes, *buffer.strides)]
@@ -239,7 +254,7 @@ class BodyEmitter:
             f.place(go_on)
 
     # -- programs -----------------------------------------------------------------------------------------------------
-    def _run(self, program: Program, outside: set[SSAValue], loop: tuple[tile.ForOp, str] | None) -> None:
+    def _run(self, program: Program, outside: set[SSAValue], loop: tuple[tile.ForOp, str, str] | None) -> None:
         """Stage right-hand operands, then run every strip of rows through the segments."""
         if not program.has_rows and (loop is None or program.outputs == list(loop[0].body.block.args[1:])):
             return

@@ -1,4 +1,4 @@
-"""How many columns of a tile there are: all, or as many as the loop's block has left."""
+"""Which columns of a tile matter: all, or those that are left of the loop's block."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from attnc.dialects import tile
 
 
 class Extents:
-    """Column counts in one program. In the body of `loop`, `limit` is how many positions its block has (an i64)."""
+    """Column ranges in one program. In the body of `loop`, only columns [start, limit) of its block matter (two i64)."""
 
-    def __init__(self, program: Program, loop: tile.ForOp | None, limit: str):
-        self.program, self.loop, self.limit = program, loop, limit
+    def __init__(self, program: Program, loop: tile.ForOp | None, start: str, limit: str):
+        self.program, self.loop, self.first, self.limit = program, loop, start, limit
         self.limited: dict[SSAValue, bool] = {}
 
     def is_limited(self, value: SSAValue) -> bool:
@@ -47,8 +47,12 @@ class Extents:
             return any(is_tile(index) and self.is_limited(index) for index in source.indices)
         return False
 
+    def start(self, value: SSAValue) -> str:
+        """The first column of a tile that matters, a multiple of every panel's width."""
+        return self.first if self.is_limited(value) else "0"
+
     def extent(self, value: SSAValue) -> str:
-        """How many columns of a tile there are."""
+        """How many columns of a tile there are: the end of those that matter."""
         return self.limit if self.is_limited(value) else str(columns_of(value))
 
     def _counts_positions(self, iota: tile.IotaOp, columns: int) -> bool:

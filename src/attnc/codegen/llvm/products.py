@@ -25,17 +25,25 @@ def emit_dot(rows: RowEmitter, dot: tile.DotOp, panels: Panels) -> None:
         raise LoweringError(f"tile.dot: the left operand is of {left.type}, the product of {element_of(dot.result)}")
     if dot.live is not None and dot.acc is None:
         raise LoweringError("tile.dot with `where` needs an accumulator (`onto`)")
-    depth = rows.extents.extent(program.resolve(dot.lhs))
-    panel_count = f.ceil_div(rows.extents.extent(dot.result), body.panel)
+    inner, outer = program.resolve(dot.lhs), dot.result
+    skipped, depth = rows.extents.start(inner), f.sub(rows.extents.extent(inner), rows.extents.start(inner))
+    first, columns = rows.extents.start(outer), f.sub(rows.extents.extent(outer), rows.extents.start(outer))
+    panel_count = f.ceil_div(columns, body.panel)
     out, copied = rows.placement.accumulator(dot)
     if copied is not None:
         rows.copy_rows([(copied, out)])
     factor = "null"
     if dot in program.absorbed:
         factor = _strip_of(f, rows.storage(program.absorbed[dot][1]), rows.start)
+    # A panel holds `body.panel` columns of the right operand, row after row.
+    element = body.kernel.element
+    right = f.pointer(panels.pointer, f.mul(skipped, body.panel), element)
+    if first != "0":
+        panel = f.emit(f"udiv i64 {first}, {body.panel}")
+        right = f.pointer(right, f.mul(panel, panels.stride), element)
     operands = (
-        f"ptr {_strip_of(f, left, rows.start)}, i64 {left.stride}, ptr {panels.pointer}, i64 {panels.stride}, "
-        f"ptr {_strip_of(f, out, rows.start)}, i64 {out.stride}"
+        f"ptr {f.pointer(_strip_of(f, left, rows.start), skipped, left.element)}, i64 {left.stride}, ptr {right}, "
+        f"i64 {panels.stride}, ptr {f.pointer(_strip_of(f, out, rows.start), first, out.element)}, i64 {out.stride}"
     )
     scaled = f"{operands}, ptr {factor}, i64 {depth}, i64 {rows.count}, i64 {panel_count}"
 
@@ -48,7 +56,8 @@ def emit_dot(rows: RowEmitter, dot: tile.DotOp, panels: Panels) -> None:
     def careful() -> None:
         assert dot.live is not None
         live = rows.storage(program.resolve(dot.live))
-        f.do(f"call void @{leaf.dot_accumulate_careful}({scaled}, ptr {live.pointer}, i64 {live.stride})")
+        alive = f.pointer(live.pointer, skipped, live.element)
+        f.do(f"call void @{leaf.dot_accumulate_careful}({scaled}, ptr {alive}, i64 {live.stride})")
 
     if dot.live is None:
         fast()

@@ -55,14 +55,14 @@ class RowEmitter:
         self,
         program: Program,
         outside: set[SSAValue],
-        loop: tuple[tile.ForOp, str] | None,
+        loop: tuple[tile.ForOp, str, str] | None,
         panels: dict[tile.DotOp, Panels],
     ) -> None:
         """Prepare to emit a program: where its values live, and all that does not depend on the row."""
         self.program, self.panels = program, panels
         self.loop = loop[0] if loop else None
         self.carried = list(self.loop.body.block.args[1:]) if self.loop else []
-        self.extents = Extents(program, self.loop, loop[1] if loop else "")
+        self.extents = Extents(program, self.loop, *(loop[1:] if loop else ("0", "")))
         self.placement = Placement(program, self.storages, self.body.allocate, outside, self.carried, loop is None)
         self.values: dict[SSAValue, Value] = {}
         for segment in program.segments:
@@ -206,7 +206,7 @@ class RowEmitter:
 
     def _phase(self, ops: Sequence[Operation]) -> None:
         """First what has one value a row, then loops over the columns."""
-        lanes: dict[tuple[int, str], list[Operation]] = {}
+        lanes: dict[tuple[int, str, str], list[Operation]] = {}
         careful: list[Operation] = []
         for op in ops:
             columns, shown = self._columns(op)
@@ -215,14 +215,14 @@ class RowEmitter:
             elif op in self.program.careful:
                 careful.append(op)
             else:
-                lanes.setdefault((columns, self.extents.extent(shown)), []).append(op)
-        for (columns, extent), together in lanes.items():
-            self._lane_loop(columns, extent, together)
+                lanes.setdefault((columns, self.extents.start(shown), self.extents.extent(shown)), []).append(op)
+        for (columns, start, extent), together in lanes.items():
+            self._lane_loop(columns, start, extent, together)
         for op in careful:
 
             def only_then(op: Operation = op) -> None:
                 shown = op.results[0]
-                self._lane_loop(columns_of(shown), self.extents.extent(shown), [op])
+                self._lane_loop(columns_of(shown), self.extents.start(shown), self.extents.extent(shown), [op])
 
             self.f.when(self.body.careful, only_then)
 
@@ -279,7 +279,7 @@ class RowEmitter:
         return self.region.convert_float(value, to)
 
     # -- lanes --------------------------------------------------------------------------------------------------------
-    def _lane_loop(self, columns: int, extent: str, ops: Sequence[Operation]) -> None:
+    def _lane_loop(self, columns: int, start: str, extent: str, ops: Sequence[Operation]) -> None:
         f, region, width = self.f, self.region, self.width
         accesses: dict[Operation, LaneAccess] = {}
         for op in ops:
@@ -320,7 +320,7 @@ class RowEmitter:
             end = f.round_up(extent, width)
         elif columns % width:
             end = str(-(-columns // width) * width)
-        final = f.loop("0", end, width, inside, carried, hint="lane")
+        final = f.loop(start, end, width, inside, carried, hint="lane")
         # What was read inside the loop is not at hand after it.
         self.local, self.values = before, {}
         if fault is not None:

@@ -20,7 +20,7 @@ from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from attnc.codegen.llvm import math as vector_math
 from attnc.codegen.llvm.text import Function, splat_constant, vector
-from attnc.codegen.llvm.values import KERNEL, ROW, Buffer, Value, element_type, storage_bytes
+from attnc.codegen.llvm.values import BLOCK, KERNEL, ROW, Buffer, Value, element_type, storage_bytes
 from attnc.dialects import tile
 from attnc.target import Target
 
@@ -99,6 +99,8 @@ class RegionValues:
                 depth = max([depth, *(self.depth(operand) for operand in inner.operands)])
                 if may_fault(inner):
                     depth = max(depth, ROW)
+            if op.regions:
+                depth = max(depth, BLOCK)  # the function's entry has no room for loops
             for result in op.results:
                 self.depths[result] = depth
             for region in op.regions:

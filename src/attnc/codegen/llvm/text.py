@@ -199,6 +199,21 @@ class Function:
         self.place(done)
         return names
 
+    def repeat(self, initial: Value, step: Callable[[Value], tuple[Value, Value]], hint: str = "repeat") -> Value:
+        """`while True: go_on, following = step(value); if not go_on: break; value = following` over i64; the last `value`."""
+        head, done = self.new_block(hint), self.new_block(hint + ".end")
+        before = self.current_block
+        self.branch(head)
+        self.place(head)
+        value = f"%{head}.value"
+        place = len(self.lines)
+        self.lines.append("")
+        go_on, following = step(value)
+        self.lines[place] = f"  {value} = phi i64 [ {initial}, %{before} ], [ {following}, %{self.current_block} ]"
+        self.branch_if(go_on, head, done)
+        self.place(done)
+        return value
+
     def when(
         self,
         condition: Value,
