@@ -13,8 +13,12 @@ from attnc.target import Target
 
 
 def _machine(target: Target) -> llvm.TargetMachine:
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
+    if target.triple.split("-")[0] == llvm.get_default_triple().split("-")[0]:
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+    else:
+        llvm.initialize_all_targets()
+        llvm.initialize_all_asmprinters()
     return llvm.Target.from_triple(target.triple).create_target_machine(
         cpu=target.cpu, features=target.features, opt=2, reloc="pic", codemodel="default", jit=False
     )
