@@ -20,6 +20,10 @@ try:
 except ImportError as error:
     raise TorchMissingError("attnc.flex_attention needs torch, which is not installed") from error
 
+# Tracing needs these two. They are imported now: a process that forks while another thread is in the middle of an import has a
+# child that cannot import them any more.
+import attnc.capture.environment  # noqa: F401
+import attnc.capture.modes  # noqa: F401
 from attnc import checks
 from attnc.capture.block_mask import PARTIAL, and_masks, read_block_mask
 from attnc.capture.capture import capture
@@ -28,6 +32,7 @@ from attnc.runtime.attention import Layout
 from attnc.runtime.signature import ANY, UNIT, Signature
 
 is_autocast_enabled = torch.is_autocast_enabled
+CPU = torch.device("cpu")
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import AuxRequest, FlexKernelOptions
@@ -102,13 +107,13 @@ def flex_attention(
     Raises a class of `attnc.errors` before anything runs: ShapeError, DtypeError, DeviceError, GradientNotImplementedError,
     UnsupportedModError, BlockMaskError, …; CaptureIndexError where a mod indexes a captured tensor out of range.
     """
-    call = checked_call(
     if is_watched():
         from attnc.integrations import traced
 
         return traced.flex_attention(
             query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse, kernel_options, return_aux, mask_mod
         )
+    call = checked_call(
         query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse, kernel_options, return_aux, mask_mod
     )
     out, lse, max_scores = run(call)
@@ -169,7 +174,7 @@ def checked_call(
     element = query.dtype
     if not (key.dtype is element and value.dtype is element and element in DTYPES):
         raise DtypeError(f"query, key and value have dtypes {query.dtype}, {key.dtype} and {value.dtype}")
-    if checks.may_differentiate():
+    if query.requires_grad or key.requires_grad or value.requires_grad or in_forward_mode():
         checks.check_gradients((("query", query), ("key", key), ("value", value)))
     call.query, call.key, call.value = query, key, value
     call.layout, call.signature = _layout(query, key, value, bool(enable_gqa), bool(want_lse), want_max)
@@ -252,9 +257,9 @@ def run(call: Call) -> tuple[Tensor, Tensor | None, Tensor | None]:
             query.new_empty(layout.lse_shape, dtype=stats) if signature.return_lse else None,
             query.new_empty(layout.lse_shape, dtype=stats) if signature.return_max else None,
         )
-    out = torch.empty_strided(layout.out_shape, layout.out_strides, dtype=dtype, device="cpu")
-    lse = torch.empty(layout.lse_shape, dtype=stats, device="cpu") if signature.return_lse else None
-    max_scores = torch.empty(layout.lse_shape, dtype=stats, device="cpu") if signature.return_max else None
+    out = torch.empty_strided(layout.out_shape, layout.out_strides, dtype=dtype, device=CPU)
+    lse = torch.empty(layout.lse_shape, dtype=stats, device=CPU) if signature.return_lse else None
+    max_scores = torch.empty(layout.lse_shape, dtype=stats, device=CPU) if signature.return_max else None
     if layout.without_rows:
         return out, lse, max_scores
     if layout.without_keys:

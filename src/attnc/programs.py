@@ -30,8 +30,10 @@ on_forget: list[Callable[[], None]] = []
 """What else is to be dropped by `forget`: caches of those who hold programs."""
 
 _programs: OrderedDict[Hashable, Attention] = OrderedDict()
-_lock = threading.Lock()
-_compiling: dict[Hashable, threading.Lock] = {}
+_compiling = threading.RLock()
+"""One thread compiles at a time: Python and LLVM hold a lock of their own meanwhile, so nothing is lost, and threads that meet
+the same new mod compile it once. A fork waits for it: its child could not go on with what another thread began, be it the
+import of the compiler's modules."""
 
 
 def program(record: Any, signature: Signature) -> Attention:
@@ -40,27 +42,21 @@ def program(record: Any, signature: Signature) -> Attention:
     found = _programs.get(key)
     if found is not None:
         return found
-    with _lock:
-        own = _compiling.setdefault(key, threading.Lock())
-    with own:  # so that threads that meet the same new mod compile it once
+    with _compiling:
         found = _programs.get(key)
         if found is None:
-            found = _load_or_compile(record, signature)
-            with _lock:
-                _programs[key] = found
-                while len(_programs) > KEPT:
-                    _programs.popitem(last=False)
-    with _lock:
-        _compiling.pop(key, None)
+            found = _programs[key] = _load_or_compile(record, signature)
+            while len(_programs) > KEPT:
+                _programs.popitem(last=False)
     return found
 
 
 def forget() -> None:
     """Drop all programs of this process (what is on disk stays), so that knobs that compile are read again."""
-    with _lock:
+    with _compiling:
         _programs.clear()
-    for hook in on_forget:
-        hook()
+        for hook in on_forget:
+            hook()
 
 
 def _load_or_compile(record: Any, signature: Signature) -> Attention:
@@ -111,12 +107,5 @@ def cached(
     return loaded
 
 
-def _after_fork_in_child() -> None:
-    # Threads that held these locks are not in this process.
-    global _lock
-    _lock = threading.Lock()
-    _compiling.clear()
-
-
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
+    os.register_at_fork(before=_compiling.acquire, after_in_parent=_compiling.release, after_in_child=_compiling.release)
