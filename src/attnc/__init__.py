@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from attnc.integrations.torch_import import register_with_torch
+
 if TYPE_CHECKING:
     from attnc.capture.block_mask import BlockMask as BlockMask
     from attnc.capture.block_mask import and_masks as and_masks
@@ -12,15 +14,23 @@ if TYPE_CHECKING:
     from attnc.capture.block_mask import or_masks as or_masks
     from attnc.errors import AttncError as AttncError
     from attnc.flex import flex_attention as flex_attention
+    from attnc.integrations.stats import stats as stats
+    from attnc.integrations.torch_flex import enable_torch_flex as enable_torch_flex
+    from attnc.integrations.torch_sdpa import sdpa as sdpa
     from attnc.lowered import Lowered as Lowered
     from attnc.lowered import from_text as from_text
     from attnc.lowered import lower as lower
+    from attnc.scaled_dot_product import scaled_dot_product_attention as scaled_dot_product_attention
 
 __version__ = "0.1.0"
 
 # Public name -> its module, which is imported when the name is first asked for: `import attnc` needs neither torch nor xdsl.
 _PUBLIC = {
     "flex_attention": "attnc.flex",
+    "scaled_dot_product_attention": "attnc.scaled_dot_product",
+    "sdpa": "attnc.integrations.torch_sdpa",
+    "enable_torch_flex": "attnc.integrations.torch_flex",
+    "stats": "attnc.integrations.stats",
     "lower": "attnc.lowered",
     "from_text": "attnc.lowered",
     "Lowered": "attnc.lowered",
@@ -38,10 +48,14 @@ __all__ = [
     "__version__",
     "and_masks",
     "create_block_mask",
+    "enable_torch_flex",
     "flex_attention",
     "from_text",
     "lower",
     "or_masks",
+    "scaled_dot_product_attention",
+    "sdpa",
+    "stats",
 ]
 
 
@@ -55,3 +69,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_PUBLIC})
+
+
+register_with_torch()

@@ -80,7 +80,7 @@ def plain_torch() -> Iterator[None]:
 
 
 class _Capture:
-    """A captured tensor that may be without memory, or of symbolic sizes. Its strides are looked at when the operator runs."""
+    """A captured tensor that may be without memory, or of symbolic sizes. Its strides are left open until the operator runs."""
 
     __slots__ = ("exact_strides", "node", "pattern", "tensor")
 
@@ -88,7 +88,7 @@ class _Capture:
         self.tensor = tensor
         self.node = node
         self.exact_strides = False
-        self.pattern = "x".join("?" * tensor.dim())
+        self.pattern = ""
 
 
 class GraphTracer(Tracer):

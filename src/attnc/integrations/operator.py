@@ -56,7 +56,7 @@ def run(
 def check_operands(
     record: Record, captures: Sequence[Tensor], numbers: Sequence[int | float], element: torch.dtype
 ) -> Record:
-    """The record for these captured tensors' strides. Raises where operands and program do not fit: a graph was changed by hand,
+    """The record for the strides of these captured tensors. Raises where operands and program do not fit: a graph was changed by hand,
     or a tensor has another dtype or fixed length than it was traced with."""
     if len(captures) != len(record.captures) or len(numbers) != len(record.numbers):
         raise ArgumentsError(
@@ -72,7 +72,17 @@ def check_operands(
         return record
     for capture, tensor in zip(record.captures, captures, strict=True):
         _check_capture(capture, tensor)
-    return with_strides(record, tuple(stride_pattern(tensor.shape, tensor.stride()) for tensor in captures))
+    return with_strides(record, tuple(map(_strides, record.captures, captures)))
+
+
+def _strides(capture: CaptureType, tensor: Tensor) -> str:
+    """The stride pattern that is compiled in: the tensor's own where the record leaves it open (""), else the record's, as far as
+    it holds for this tensor."""
+    own = stride_pattern(tensor.shape, tensor.stride())
+    if not capture.strides:
+        return own
+    pairs = zip(capture.strides.split("x"), own.split("x"), strict=True)
+    return "x".join(wanted if wanted == found else "?" for wanted, found in pairs)
 
 
 def _check_capture(capture: CaptureType, tensor: Tensor) -> None:

@@ -63,7 +63,7 @@ class FlexInGraphVariable(TorchHigherOrderOperatorVariable):
         outer: list[list[torch.fx.Proxy]] = []
         names: list[str] = []
         for mod, scored in ((score_mod, True), (mask_mod, False)):
-            if mod.is_python_constant() and mod.as_python_constant() is None:
+            if mod.is_constant_none():
                 graphs.append(None)
                 outer.append([])
                 continue
@@ -75,7 +75,7 @@ class FlexInGraphVariable(TorchHigherOrderOperatorVariable):
         try:
             found = capture_graphs(graphs[0], examples[0], graphs[1], examples[1], score_dtype, names)
             operands = _Operands(tx, found, outer[0] + outer[1], examples[0] + examples[1])
-            tensors = [query, key, value, *([] if scale_tensor.is_python_constant() else [scale_tensor])]
+            tensors = [query, key, value, *([] if scale_tensor.is_constant_none() else [scale_tensor])]
             _refuse_gradients([tensor.as_proxy() for tensor in tensors] + operands.tensors)
         except AttncError as error:
             unimplemented(

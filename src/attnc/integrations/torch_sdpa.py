@@ -1,0 +1,95 @@
+"""torch's own `F.scaled_dot_product_attention` on attnc, as long as `sdpa()` is on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import DispatchKey
+
+from attnc.checks import in_forward_mode
+from attnc.errors import AttncError
+from attnc.integrations.stats import SDPA, count_left, count_taken
+from attnc.integrations.switch import Enabled, Switch
+from attnc.scaled_dot_product import scaled_dot_product_attention
+
+FUNCTION = "scaled_dot_product_attention"
+
+
+def sdpa() -> Enabled:
+    """Let `torch.nn.functional.scaled_dot_product_attention` on CPU tensors run attnc.
+
+        with attnc.sdpa():
+            model(x)
+
+        enabled = attnc.sdpa()      # or until enabled.close()
+
+    It holds for the whole process, all threads included, while at least one such block or object is open; then torch's function is
+    itself again. What attnc refuses (dropout, gradients so far, …) runs torch's own kernels, and `attnc.stats()` counts it with
+    the reason. Under torch.func's vmap torch's own is used. Graphs that torch.compile has traced before stay as they are.
+    """
+    return _switch.on()
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: Any = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    try:
+        reason = reason_to_leave(query, key, value, attn_mask)
+        if reason is None:
+            out = scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+            count_taken(SDPA, FUNCTION)
+            return out
+    except AttncError as error:
+        reason = f"{type(error).__name__}: {error.message}"
+    count_left(SDPA, FUNCTION, reason)
+    operator = torch.ops.aten.scaled_dot_product_attention.default
+    return operator._op_dk(
+        DispatchKey.CompositeImplicitAutograd,  # torch's own body, which does not come back here
+        query,
+        key,
+        value,
+        attn_mask,
+        dropout_p,
+        is_causal,
+        scale=scale,
+        enable_gqa=enable_gqa,
+    )
+
+
+def reason_to_leave(*tensors: Tensor | None) -> str | None:
+    """Why a call stays torch's before attnc looks at it: a gradient is wanted."""
+    if in_forward_mode():
+        return "forward-mode derivatives are open"
+    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
+        return "a gradient is needed, and attnc has no backward pass yet"
+    return None
+
+
+_library: torch.library.Library | None = None
+
+
+def _install() -> None:
+    global _library
+    _library = torch.library.Library("aten", "IMPL")
+    for key in ("CPU", "AutogradCPU"):
+        _library.impl(FUNCTION, _attention, key)
+
+
+def _remove() -> None:
+    global _library
+    if _library is not None:
+        _library._destroy()
+        _library = None
+
+
+_switch = Switch(_install, _remove)
