@@ -96,7 +96,7 @@ def integer_floor_divide(r: ScalarBuilder, dtype: Attribute, a: SSAValue, b: SSA
 def remainder(r: ScalarBuilder, dtype: Attribute, a: Operand, b: Operand) -> SSAValue:
     if not is_float(dtype):
         return integer_remainder(r, dtype, r.convert(a, dtype), r.convert(b, dtype))
-    x, y = r.lift(a, dtype), r.lift(b, dtype)
+    x, y = r.lift(a, dtype), r.lift_rounded(b, dtype)
     rest, wrong = _float_rest(r, x, y)
     return r.rounded(r.select(wrong, r.add(rest, y), rest), dtype)
 
@@ -115,7 +115,7 @@ def integer_remainder(r: ScalarBuilder, dtype: Attribute, a: SSAValue, b: SSAVal
 )
 def fmod(r: ScalarBuilder, dtype: Attribute, a: Operand, b: Operand) -> SSAValue:
     if is_float(dtype):
-        return r.rounded(float_fmod(r, r.lift(a, dtype), r.lift(b, dtype)), dtype)
+        return r.rounded(float_fmod(r, r.lift(a, dtype), r.lift_rounded(b, dtype)), dtype)
     return r.integer(arith.RemSIOp if signed(dtype) else arith.RemUIOp, r.convert(a, dtype), r.convert(b, dtype))
 
 

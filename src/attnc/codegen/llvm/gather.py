@@ -112,10 +112,10 @@ def _gather_run(
     last = e.f.add(base, index.step * (width - 1))
     low, high = (base, last) if index.step == 1 else (last, base)
     from_zero = e.f.emit(f"icmp sge i64 {low}, 0")
-    # An index computed in 32 bits may have wrapped around; then it is not one run.
-    limit = e.intrinsic("umin", "i64", False, [buffer.sizes[d], str(2**31 - 1)])
-    to_end = e.f.emit(f"icmp slt i64 {high}, {limit}")
+    to_end = e.f.emit(f"icmp ult i64 {high}, {buffer.sizes[d]}")
     inside = e.f.both(from_zero, to_end)
+    for narrow in index.widened():
+        inside = e.f.both(inside, _is_run(e, narrow))
     offset = low
     for other, position in enumerate(indices):
         if other == d:
@@ -137,11 +137,11 @@ def _gather_run(
 
     def lanes() -> list[str]:
         # Lanes are computed afresh here: this side may not define what the other side uses.
-        keep = index.text, index.narrow.text if index.narrow is not None else None
+        origins = index.origins()
+        texts = [origin.text for origin in origins]
         value = _gather_lanes(e, op, buffer, indices, True, live, checked)
-        index.text = keep[0]
-        if index.narrow is not None:
-            index.narrow.text = keep[1]
+        for origin, text in zip(origins, texts, strict=True):
+            origin.text = text
         return [value] + ([cast(str, cast(Fault, e.fault).text)] if fault is not None else [])
 
     if live is not None:
@@ -151,6 +151,18 @@ def _gather_run(
     if fault is not None and e.fault is not None:
         e.fault.text = joined[1]
     e.define(op.results[0], joined[0], True)
+
+
+def _is_run(e: RegionValues, value: Value) -> str:
+    """Whether no lane of an affine value wraps around in its own type: whether its last lane is where the first one and the
+    step say."""
+    reach = value.step * (e.width - 1)
+    if abs(reach) >= 1 << (value.bits - 1):
+        return "false"
+    wide = e.f.emit(f"sext {value.element} {value.base} to i64")
+    last = e.f.add(wide, reach)
+    wrapped = e.f.emit(f"trunc i64 {last} to {value.element}")
+    return e.f.emit(f"icmp eq i64 {e.f.emit(f'sext {value.element} {wrapped} to i64')}, {last}")
 
 
 def _from_storage(e: RegionValues, type_: Attribute, loaded: str, lane: bool) -> str:

@@ -1,7 +1,7 @@
 """Integer division by a run-time divisor, in vectors and without a trap.
 
-A zero divisor, and the least integer by -1 in 32 and 64 bits, give 0: the caller raises the fault. (In 8 and 16 bits torch
-computes the latter in wider integers and cuts the result, so that it is the least integer again; so do we.)
+A zero divisor gives 0: the caller raises the fault. The least integer by -1 is the least integer again, rest 0: in 8 and 16
+bits torch computes it in wider integers and cuts the result, in 32 and 64 bits it lets the processor trap.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ EXACT_FLOAT = {8: "float", 16: "float", 32: "double"}
 
 
 def _safe(body: Body, a: Lanes, b: Lanes, bits: int, signed: bool) -> tuple[Lanes, Lanes]:
-    """The operands, or 0 and 1 where the division has no result."""
-    bad = b.compare("eq", 0)
+    """The operands, or others that give the result where a division would trap."""
+    zero = b.compare("eq", 0)
+    one = zero
     if signed and bits >= 32:
-        bad = bad | (a.compare("eq", -(2 ** (bits - 1))) & b.compare("eq", -1))
-    return body.select(bad, 0, a), body.select(bad, 1, b)
+        one = zero | (a.compare("eq", -(2 ** (bits - 1))) & b.compare("eq", -1))
+    return body.select(zero, 0, a), body.select(one, 1, b)
 
 
 def _divide_wide(body: Body, a: Lanes, b: Lanes, floor: bool, remainder: bool) -> Lanes:

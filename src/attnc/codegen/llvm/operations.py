@@ -144,8 +144,12 @@ def _affine(e: RegionEmitter, op: Operation, left: Value, right: Value) -> bool:
         step = (left.step if left.lane else right.step) * scale
     else:
         step = left.step + (right.step if name == "arith.addi" else -right.step)
-    base = e.f.emit(f"{_INT_BINARY[name]} {element} {first}, {second}")
-    e.values[op.results[0]] = Value(op.results[0].type, None, True, base=base, step=step)
+    instruction = f"{_INT_BINARY[name]} {{}} {{}}, {{}}"
+    base = e.f.emit(instruction.format(element, first, second))
+    result = e.values[op.results[0]] = Value(op.results[0].type, None, True, base=base, step=step)
+    if left.sources or right.sources:
+        result.sources = left, right
+        result.lanes = lambda texts: e.f.emit(instruction.format(vector(e.width, element), *texts))
     return True
 
 
@@ -252,7 +256,9 @@ def _cast(e: RegionEmitter, op: Operation) -> None:
     name = op.name
     if name == "arith.index_cast" or name == "arith.bitcast":
         if source.element == to:
-            e.values[result] = Value(result.type, text, lane, source.base, source.step, source.constant)
+            e.values[result] = Value(
+                result.type, text, lane, source.base, source.step, source.constant, source.sources, source.lanes
+            )
             return
         if name == "arith.bitcast":
             instruction = "bitcast"
@@ -290,15 +296,20 @@ def _cast(e: RegionEmitter, op: Operation) -> None:
 
 def _cast_affine(e: RegionEmitter, op: Operation, source: Value) -> bool:
     """Integer casts of affine values cast the base. (A sum that overflows the narrow type is caught where the index is used:
-    there the whole run of lanes must lie inside the narrow type and the buffer, or lanes are computed one by one.)"""
+    there the whole run of lanes must lie inside the narrow type and the buffer, or lanes are computed from what was cast.)"""
     to = element_type(op.results[0].type)
     if op.name not in ("arith.index_cast", "arith.extsi", "arith.trunci") or to[0] != "i" or to == "i1":
         return False
     bits_from, bits_to = int(source.element[1:]), int(to[1:])
     instruction = "sext" if bits_from < bits_to else "trunc"
     base = source.base if bits_from == bits_to else e.f.emit(f"{instruction} {source.element} {source.base} to {to}")
-    narrow = source if bits_from < bits_to else None
-    e.values[op.results[0]] = Value(op.results[0].type, None, True, base=base, step=source.step, narrow=narrow)
+    result = e.values[op.results[0]] = Value(op.results[0].type, None, True, base=base, step=source.step)
+    if bits_from == bits_to:
+        result.sources, result.lanes = source.sources, source.lanes
+    elif source.sources or bits_from < bits_to:
+        here, there = vector(e.width, source.element), vector(e.width, to)
+        result.sources = (source,)
+        result.lanes = lambda texts: e.f.emit(f"{instruction} {here} {texts[0]} to {there}")
     return True
 
 

@@ -133,12 +133,10 @@ class RegionValues:
         return self.f.splat(value.text, self.width, value.element)
 
     def _materialise(self, value: Value) -> str:
-        """base + step * (0, 1, 2, ...)."""
+        """base + step * (0, 1, 2, ...), or what its sources make of it."""
+        if value.lanes is not None:
+            return value.lanes([self.text(source, True) for source in value.sources])
         element = value.element
-        if value.narrow is not None:
-            narrow = self.text(value.narrow, True)
-            here, there = vector(self.width, value.narrow.element), vector(self.width, element)
-            return self.f.emit(f"sext {here} {narrow} to {there}")
         base = self.f.splat(value.base or "0", self.width, element)
         if self.width == 1:
             return base

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from xdsl.dialects.builtin import (
@@ -54,7 +55,9 @@ def storage_bytes(type_: Attribute) -> int:
 class Value:
     """A region's value: `text` is a scalar, or, if `lane`, a vector of the emitter's width.
 
-    An integer lane value may have `base` (the scalar of the vector's first lane) and `step` instead of a text."""
+    An integer lane value may have `base` (the scalar of the vector's first lane) and `step` instead of a text. Where a narrower
+    value was widened on the way to it, that holds only if the narrower lanes do not wrap around in their own type: then the
+    value has `sources`, and `lanes` writes its vector from their texts."""
 
     type: Attribute
     text: str | None
@@ -62,12 +65,33 @@ class Value:
     base: str | None = None
     step: int = 0
     constant: int | float | None = None
-    narrow: Value | None = None
-    """What an affine value was widened from: its lanes are the narrow lanes, extended (they may have wrapped around)."""
+    sources: tuple[Value, ...] = ()
+    lanes: Callable[[list[str]], str] | None = None
 
     @property
     def element(self) -> str:
         return element_type(self.type)
+
+    @property
+    def bits(self) -> int:
+        """The width of an integer."""
+        return int(self.element[1:])
+
+    def origins(self) -> list[Value]:
+        """The values that this one's lanes are computed from, itself included, each once."""
+        found: dict[int, Value] = {}
+        waiting = [self]
+        while waiting:
+            value = waiting.pop()
+            if id(value) not in found:
+                found[id(value)] = value
+                waiting += value.sources
+        return list(found.values())
+
+    def widened(self) -> list[Value]:
+        """Those among its origins whose lanes may wrap around unnoticed."""
+        pairs = ((value, source) for value in self.origins() for source in value.sources)
+        return list({id(source): source for value, source in pairs if source.lane and source.bits < value.bits}.values())
 
 
 @dataclass
