@@ -1,4 +1,8 @@
-"""Turning a replacement of torch's functions on and off: nested and concurrent uses are counted."""
+"""Turning a replacement of torch's functions on and off: nested and concurrent uses are counted.
+
+While one is on, torch.compile's caches on disk get a tag: what is traced then does not serve calls without the replacement, nor in a
+process without attnc.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,14 @@ import threading
 from collections.abc import Callable
 from types import TracebackType
 
+import torch.compiler.config as compiler_config
+
 
 class Switch:
     """`install` is called when the first user comes, `remove` when the last one has gone."""
 
-    def __init__(self, install: Callable[[], None], remove: Callable[[], None]):
+    def __init__(self, name: str, install: Callable[[], None], remove: Callable[[], None]):
+        self._tag = f" attnc.{name}"
         self._install = install
         self._remove = remove
         self._users = 0
@@ -21,6 +28,7 @@ class Switch:
         with self._lock:
             if self._users == 0:
                 self._install()
+                compiler_config.cache_key_tag += self._tag
             self._users += 1
         return Enabled(self)
 
@@ -28,6 +36,7 @@ class Switch:
         with self._lock:
             self._users -= 1
             if self._users == 0:
+                compiler_config.cache_key_tag = compiler_config.cache_key_tag.replace(self._tag, "")
                 self._remove()
 
     @property

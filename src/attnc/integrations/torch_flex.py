@@ -154,9 +154,26 @@ def _on_cpu(
 
 def _in_graph(mode: Any, *arguments: Any) -> Any:
     """The operator while a graph is traced (torch.compile behind dynamo, make_fx): the plain operator goes into it."""
+    query, score_mod, block_mask = arguments[0], arguments[3], arguments[4]
+    score_dtype = torch.float64 if query.dtype is torch.float64 else torch.float32
+    score = _traced(score_mod, [query.new_zeros((), dtype=score_dtype), *_positions(query)], arguments[7:8])
+    mask = _traced(block_mask[-1], _positions(query), arguments[8:9])
     with mode:
-        taken = _take(arguments)
+        taken = _take((*arguments[:3], score, (*block_mask[:-1], mask), *arguments[5:]))
     return _proxy_original(mode, *arguments) if taken is None else taken
+
+
+def _positions(query: Tensor) -> list[Tensor]:
+    return [query.new_zeros((), dtype=torch.int32) for _ in range(4)]
+
+
+def _traced(mod: Callable[..., Any], scalars: list[Tensor], captures: Sequence[Sequence[Any]]) -> GraphModule:
+    """A mod that functionalization has wrapped, as an FX graph."""
+    from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+    from torch._higher_order_ops.utils import reenter_make_fx
+
+    with TransformGetItemToIndex():
+        return reenter_make_fx(mod)(*scalars, *(captures[0] if captures else ()))
 
 
 def _take(arguments: tuple[Any, ...]) -> Any:
@@ -189,4 +206,4 @@ def _remove() -> None:
     _hop._dispatch_cache.clear()
 
 
-_switch = Switch(_install, _remove)
+_switch = Switch("flex", _install, _remove)

@@ -92,4 +92,4 @@ def _remove() -> None:
         _library = None
 
 
-_switch = Switch(_install, _remove)
+_switch = Switch("sdpa", _install, _remove)
