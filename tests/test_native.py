@@ -67,12 +67,13 @@ def test_the_tile_stage_means_the_same(name):
 HOST = Target.host()
 MACHINES = {f"host-{bits}": replace(HOST, vector_bits=bits, registers=32 if bits == 512 else 16) for bits in (128, 256, 512)}
 MACHINES["small-caches"] = replace(HOST, l1_bytes=16 * 1024, l2_bytes=64 * 1024)
+HASWELL = "+sse4.1,+sse4.2,+avx,+avx2,+fma,+f16c"
 WITH_ISA = []
 if platform.machine() == "x86_64":
     MACHINES["x86-64"] = replace(HOST, cpu="x86-64", features="", vector_bits=128, registers=16)
     MACHINES["x86-64-wide"] = replace(HOST, cpu="x86-64", features="", vector_bits=512, registers=32)
-    MACHINES["haswell"] = replace(HOST, cpu="haswell", features="", vector_bits=256, registers=16)
-    MACHINES["haswell-wide"] = replace(HOST, cpu="haswell", features="", vector_bits=512, registers=32)
+    MACHINES["haswell"] = replace(HOST, cpu="haswell", features=HASWELL, vector_bits=256, registers=16)
+    MACHINES["haswell-wide"] = replace(HOST, cpu="haswell", features=HASWELL, vector_bits=512, registers=32)
     MACHINES["skylake-avx512"] = replace(HOST, cpu="skylake-avx512", features="", vector_bits=512, registers=32)
     WITH_ISA = [("haswell", "avx2"), ("haswell-wide", "avx2"), ("skylake-avx512", "avx512bw")]
 

@@ -21,16 +21,18 @@ PURE = "nounwind willreturn memory(none)"
 @dataclass(frozen=True)
 class Machine:
     """What the bodies need to know of the CPU: whether it rounds to integers and converts f16 in vectors (else by bit
-    arithmetic, where LLVM would call a library for each lane)."""
+    arithmetic, where LLVM would call a library for each lane), and whether a maximum that hands NaN on is one instruction (on
+    x86 that is a compare and a select in the right order)."""
 
     rounds: bool = True
     halves: bool = True
+    maximum: bool = False
 
     @staticmethod
     def of(triple: str, features: str) -> Machine:
         """The machine of an LLVM triple and feature list (`+avx2,+f16c,…`)."""
         if not triple.startswith(("x86", "amd64", "i386", "i686")):
-            return Machine()
+            return Machine(maximum=triple.startswith(("aarch64", "arm64")))
         have = {feature[1:] for feature in features.split(",") if feature.startswith("+")}
         return Machine(
             rounds=bool(have & {"sse4.1", "sse4.2", "avx", "avx2", "avx512f"}),
@@ -186,11 +188,15 @@ class Body:
     def at_least(self, x: Lanes, low: float) -> Lanes:
         """The larger of x and a constant; a NaN stays (one `vmaxps`)."""
         limit = self.constant(low, x.element)
+        if self.machine.maximum:
+            return self.intrinsic("maximum", [limit, x])
         return self.select(limit.compare("ogt", x), limit, x)
 
     def at_most(self, x: Lanes, high: float) -> Lanes:
         """The smaller of x and a constant; a NaN stays."""
         limit = self.constant(high, x.element)
+        if self.machine.maximum:
+            return self.intrinsic("minimum", [limit, x])
         return self.select(limit.compare("olt", x), limit, x)
 
     def absolute(self, x: Lanes) -> Lanes:

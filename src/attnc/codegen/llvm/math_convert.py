@@ -79,11 +79,15 @@ def round(body: Body, x: Lanes) -> Lanes:
 
 def maximum(body: Body, x: Lanes, y: Lanes) -> Lanes:
     """The larger; NaN if one of them is (torch.maximum)."""
+    if body.machine.maximum:
+        return body.intrinsic("maximum", [x, y])
     return body.select(x.compare("uno", x), x, maximum_keeping_second(body, x, y))
 
 
 def minimum(body: Body, x: Lanes, y: Lanes) -> Lanes:
     """The smaller; NaN if one of them is (torch.minimum)."""
+    if body.machine.maximum:
+        return body.intrinsic("minimum", [x, y])
     return body.select(x.compare("uno", x), x, minimum_keeping_second(body, x, y))
 
 

@@ -37,6 +37,11 @@ def combine(region: RegionEmitter, op: tile.ReduceOp, a: str, b: str, width: int
         return f.emit(f"select {vector(width, 'i1')} {less}, {type_} {b}, {type_} {a}")
     if op.kind.data == "add":
         return f.emit(f"fadd {type_} {a}, {b}")
+    if region.machine.maximum:
+        short = {"float": "f32", "double": "f64"}[element]
+        symbol = f"@llvm.{'maximum' if op.kind.data == 'max' else 'maxnum'}.{short if width == 1 else f'v{width}{short}'}"
+        region.declarations.add(f"declare {type_} {symbol}({type_}, {type_})")
+        return f.emit(f"call {type_} {symbol}({type_} {a}, {type_} {b})")
     # One machine maximum: of a NaN and a number it is `a`, which starts as a number, ...
     greater = f.emit(f"fcmp ogt {type_} {b}, {a}")
     larger = f.emit(f"select {vector(width, 'i1')} {greater}, {type_} {b}, {type_} {a}")
