@@ -42,6 +42,6 @@ def test_every_stage_is_walked_through(lowered):
 
 
 def test_code_is_as_described(lowered):
-    for name in ("@attention.plan", "@attention.work", "@attnc.exp2."):
+    for name in ("@attention.plan", "@attention.work", "@attnc.softmax_exp2."):
         assert name in lowered.llvm_ir
     assert "attention.work:" in lowered.assembly

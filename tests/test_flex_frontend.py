@@ -292,6 +292,7 @@ def test_scale_is_a_run_time_number():
 
 def test_lengths_strides_heads_and_batch_compile_nothing():
     flex_attention(Q, K, V)
+    flex_attention(*qkv(1, 1, 1, 300))  # few queries, many keys: a program of its own
     before = programs.compiled
     for queries, keys, heads, batch in ((3, 50, 1, 2), (100, 1, 4, 1), (1, 300, 3, 3)):
         query, key, value = qkv(batch, heads, queries, keys)

@@ -28,7 +28,7 @@ from attnc import checks
 from attnc.capture.block_mask import PARTIAL, and_masks, read_block_mask
 from attnc.capture.capture import capture
 from attnc.checks import DTYPES, PLAIN_KEYS, dispatch_keys, in_forward_mode, is_watched
-from attnc.runtime.attention import Layout
+from attnc.runtime.attention import Layout, few_queries
 from attnc.runtime.signature import ANY, UNIT, Signature
 
 is_autocast_enabled = torch.is_autocast_enabled
@@ -238,6 +238,7 @@ def _layout(
             *(UNIT if stride[-1] == 1 else ANY for stride in strides),
             return_lse=want_lse,
             return_max=want_max,
+            few_queries=few_queries(sizes[0][1], sizes[1][1], sizes[0][2], sizes[1][2]),
         )
         found = layout, signature
         if len(_layouts) >= _LAYOUTS_KEPT:

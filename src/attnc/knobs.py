@@ -81,6 +81,7 @@ threads: Knob[int | None] = Knob("ATTNC_THREADS", _positive, None, "number of th
 scratch_size: Knob[int] = Knob("ATTNC_SCRATCH_SIZE", _bytes, 256 << 20, "bytes of idle scratch memory kept for the next call")
 tile_rows: Knob[int | None] = Knob("ATTNC_TILE_ROWS", _positive, None, "query rows of a task; unset: by the target", True)
 tile_keys: Knob[int | None] = Knob("ATTNC_TILE_KEYS", _positive, None, "keys of a block; unset: by the target", True)
+tile_chunk: Knob[int | None] = Knob("ATTNC_TILE_CHUNK", _positive, None, "keys of a chunk; unset: by the target", True)
 vector_bits: Knob[int | None] = Knob("ATTNC_VECTOR_BITS", _vector_bits, None, "128, 256 or 512; unset: the CPU's own", True)
 dump_ir: Knob[Path | None] = Knob("ATTNC_DUMP_IR", _path, None, "directory that each stage's text is written to")
 
@@ -92,6 +93,7 @@ KNOBS: tuple[Knob, ...] = (
     scratch_size,
     tile_rows,
     tile_keys,
+    tile_chunk,
     vector_bits,
     dump_ir,
 )

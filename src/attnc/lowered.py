@@ -13,6 +13,7 @@ from attnc.runtime import arrays
 from attnc.runtime.abi import Argument, KernelRecord
 from attnc.runtime.attention import Attention, Layout
 from attnc.runtime.launch import Kernel
+from attnc.runtime.sequence import KernelSequence, kernel_of
 from attnc.target import Target
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class Lowered:
                 attention = Attention(record, objects)
                 attention.kernel.load()
                 return CompiledAttention(attention, self.defaults, self._locate)
-            kernel = Kernel(record, objects)
+            kernel = kernel_of(record, objects)
             kernel.load()
             return CompiledKernel(kernel, self._locate)
 
@@ -141,7 +142,7 @@ def from_text(text: str, filename: str = "<text>") -> Lowered:
 class CompiledKernel:
     """A kernel whose arguments have no roles: call it on all of them in order, outputs included, which are written in place."""
 
-    def __init__(self, kernel: Kernel, locate: Callable[[Sequence[int | float]], AttncError]):
+    def __init__(self, kernel: Kernel | KernelSequence, locate: Callable[[Sequence[int | float]], AttncError]):
         self._kernel = kernel
         self._locate = locate
 

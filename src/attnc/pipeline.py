@@ -6,6 +6,7 @@
     classify-blocks                          `@classify`: what is known of a block before it is computed
     select-tile-sizes                        rows and keys of a block, for this machine
     tile-attention                           loops: tasks of rows, blocks of keys
+    split-reduction                          few queries: chunks of the keys are tasks, and a second kernel merges them
     decompose-attention                      the `tile` dialect alone
     (emit)                                   LLVM text, object code
 
@@ -27,7 +28,6 @@ from attnc import knobs
 from attnc.errors import (
     AttncError,
     CaptureIndexError,
-    LoweringError,
     ModDivisionError,
     UnknownPassError,
 )
@@ -47,6 +47,7 @@ STAGES: tuple[str, ...] = (
     "classify-blocks",
     "select-tile-sizes",
     "tile-attention",
+    "split-reduction",
     "decompose-attention",
 )
 """The passes in their order. Each is the module `attnc.transforms.<name>` with a function `run(module, target)`."""
@@ -56,7 +57,7 @@ Observer = Callable[[str, "ModuleOp"], None]
 
 
 def pass_module(name: str) -> ModuleType:
-    """The module of a pass, by the pass's name. Raises `LoweringError` for an unknown one."""
+    """The module of a pass, by the pass's name. Raises `UnknownPassError`."""
     if name not in STAGES:
         raise UnknownPassError(f"there is no pass '{name}'", remedy=f"the passes are {', '.join(STAGES)}")
     return importlib.import_module("attnc.transforms." + name.replace("-", "_"))
@@ -115,16 +116,10 @@ class Code:
 
 
 def emit(module: ModuleOp, target: Target) -> Code:
-    """LLVM text for the one `tile.kernel` of a module at its last stage. Reads nothing but the module."""
-    from attnc.codegen.llvm.kernel import KernelEmitter
-    from attnc.codegen.llvm.record import kernel_record
-    from attnc.dialects.tile import KernelOp
+    """LLVM text for the kernels of a module at its last stage. Reads nothing but the module."""
+    from attnc.codegen.llvm.module import emit_module
 
-    kernels = [op for op in module.body.block.ops if isinstance(op, KernelOp)]
-    if len(kernels) != 1:
-        raise LoweringError(f"expected one tile.kernel in the module, found {len(kernels)}")
-    emitted = KernelEmitter(kernels[0], module, target).emit()
-    return Code(emitted.text, emitted.leaves, kernel_record(kernels[0], emitted.thread_bytes))
+    return Code(*emit_module(module, target))
 
 
 def to_objects(code: Code, target: Target) -> list[bytes]:
@@ -188,23 +183,24 @@ def locate(module: ModuleOp, target: Target, words: Sequence[int | float]) -> At
 
     from attnc.codegen.llvm.compile import to_object
     from attnc.codegen.llvm.locate import RESULT_WORDS, locator
-    from attnc.codegen.llvm.record import kernel_record
-    from attnc.dialects.tile import KernelOp
+    from attnc.codegen.llvm.module import kernels_of
+    from attnc.codegen.llvm.record import argument_words, module_record
     from attnc.runtime.abi import KernelRecord
     from attnc.runtime.objects import LoadedObjects
 
-    kernel = next(op for op in module.body.block.ops if isinstance(op, KernelOp))
-    record = KernelRecord.from_json(kernel_record(kernel, 0))
+    kernel, *_ = kernels = kernels_of(module)  # the first one evaluates the mods
+    record = KernelRecord.from_json(module_record(kernels, [0] * len(kernels)))
     values = list(words)
     place = 0
     for argument in record.arguments:
         if argument.role == "group":
             values[place] = 1  # one query head a task: tasks then follow each other in the order of (b, h, q)
         place += 1 + 2 * argument.rank if argument.kind == "buffer" else 1
-    packed = bytearray(struct.pack(record.format, *values))
+    packed = bytearray(8 * argument_words(kernel))  # memory between kernels, which is not in the record, is empty here
+    struct.pack_into(record.format, packed, 0, *values)
     result = (ctypes.c_int64 * RESULT_WORDS)()
     found = locator(kernel, module, target)
-    name = f"{record.name}.locate"
+    name = f"{kernel.sym_name.data}.locate"
     loaded = LoadedObjects([to_object(found.text, target)], [name])
     function = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(loaded.addresses[name])
     function(ctypes.addressof(ctypes.c_char.from_buffer(packed)), ctypes.addressof(result))

@@ -4,7 +4,7 @@ builtin.module attributes {attnc.stage = "torch"} {
   func.func private @score_mod(%score, %b, %h, %q, %kv, <captures and numbers that it reads>) { … }
   func.func private @mask_mod(%b, %h, %q, %kv, <captures and numbers that it reads>) { … }
   func.func @attention(%query, %key, %value, %scale, <captures>, <numbers>, [%blocks]) attributes {
-    attnc.roles = […], attnc.strides = […], attnc.names = […]} {
+    attnc.roles = […], attnc.strides = […], attnc.names = […], [attnc.few_queries]} {
     %out = "torch.attnc_flex_attention"(…)
   }
 }
@@ -16,7 +16,7 @@ import re
 from collections.abc import Sequence
 
 from xdsl.dialects import func
-from xdsl.dialects.builtin import ArrayAttr, DenseIntOrFPElementsAttr, FunctionType, ModuleOp, StringAttr, TensorType
+from xdsl.dialects.builtin import ArrayAttr, DenseIntOrFPElementsAttr, FunctionType, ModuleOp, StringAttr, TensorType, UnitAttr
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
 from attnc.capture.record import (
@@ -240,4 +240,6 @@ def _attention(record: Record, signature: Signature) -> func.FuncOp:
     function = func.FuncOp("attention", types, Region(block))
     for name, column in (("roles", 0), ("strides", 3), ("names", 1)):
         function.attributes[f"attnc.{name}"] = ArrayAttr(StringAttr(str(row[column])) for row in tensors)
+    if signature.few_queries:
+        function.attributes["attnc.few_queries"] = UnitAttr()
     return function

@@ -7,13 +7,16 @@ from typing import Any
 
 from attnc.errors import CompileError, ShapeError
 from attnc.runtime.abi import KernelRecord
-from attnc.runtime.launch import Kernel
+from attnc.runtime.sequence import kernel_of
 
 ORDER = ("query", "key", "value", "scale", "capture", "number", "blocks", "out", "lse", "max", "group")
 """Roles in the order in which kernels take them."""
 
 GROUP_ROWS = 64
 """With fewer query rows than this, the query heads of one key/value head share a task's rows."""
+
+FEW_ROWS, MANY_KEYS = 16, 256
+"""At most so many query rows for one key/value head, and at least so many keys, are work for the program of few queries."""
 
 
 class Attention:
@@ -28,7 +31,7 @@ class Attention:
         if any(roles.count(role) != 1 for role in ("query", "key", "value", "scale", "out")):
             raise CompileError(f"kernel {record.name} lacks one of query, key, value, scale, out: {roles}")
         self.record = record
-        self.kernel = Kernel(record, objects)
+        self.kernel = kernel_of(record, objects)
         self.launch = self.kernel.launch
         self.captures = [record.arguments[i] for i in record.indices("capture")]
         self.numbers = [record.arguments[i] for i in record.indices("number")]
@@ -41,6 +44,12 @@ class Attention:
 def group_of(heads: int, kv_heads: int, queries: int) -> int:
     """The group argument: the whole ratio of heads where queries are few, else 1."""
     return heads // kv_heads if kv_heads and queries < GROUP_ROWS else 1
+
+
+def few_queries(heads: int, kv_heads: int, queries: int, keys: int) -> bool:
+    """Whether a call is one for the program of few queries, which shares the keys of one head among tasks. That is a matter of
+    sizes alone."""
+    return bool(kv_heads) and queries * (heads // kv_heads) <= FEW_ROWS and keys >= MANY_KEYS
 
 
 def output_strides(shape: Sequence[int], query_strides: Sequence[int]) -> tuple[int, ...]:

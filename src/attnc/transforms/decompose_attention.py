@@ -17,7 +17,8 @@ After:
     %sum_new = %sum_old · %rescale + (tile.reduce add %weights)
     %acc_new = tile.dot %weights by %value_staged onto %acc_old · %rescale where %live_keys
 
-Operands are staged in the type of the scores: halves are converted there. Where the region leaves the score alone (a mask
+Operands are staged in the type of the scores: halves are converted there. They serve the whole grid, unless `attnc.staging`
+says otherwise. Where the region leaves the score alone (a mask
 apart) and scores are f32, `scale · log2 e` goes into the staged query; maxima are then in units of log2 until after the loop.
 """
 
@@ -27,7 +28,7 @@ import math
 from typing import cast
 
 from xdsl.dialects import tensor
-from xdsl.dialects.builtin import DenseArrayBase, Float32Type, FloatAttr, ModuleOp, TensorType, UnitAttr, i1, i32
+from xdsl.dialects.builtin import DenseArrayBase, Float32Type, FloatAttr, ModuleOp, StringAttr, TensorType, UnitAttr, i1, i32
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.rewriter import InsertPoint, Rewriter
 
@@ -37,6 +38,7 @@ from attnc.dialects.building import INDEX, Builder, erase_dead
 from attnc.dialects.linalg_ext import IndexOp, OnlineAttentionOp, YieldOp
 from attnc.errors import LoweringError
 from attnc.target import Target
+from attnc.transforms.split_reduction import STAGING
 
 NAME = "decompose-attention"
 LOG2E = math.log2(math.e)
@@ -65,6 +67,8 @@ class _Decomposition:
         self.rows, self.columns = tile.shape_of(op.query)[0], tile.shape_of(op.key)[0]
         self.row_type = tile.tile_type(self.rows, 1, self.score)
         self.score_type = tile.tile_type(self.rows, self.columns, self.score)
+        staging = op.attributes.get(STAGING)
+        self.staging = staging.data if isinstance(staging, StringAttr) else "grid"
         select = final_select(op.region.block)
         yielded = cast(YieldOp, op.region.block.last_op).value
         modified = select.lhs if select is not None else yielded
@@ -160,7 +164,7 @@ class _Decomposition:
 
     def _stage(self, build: Builder, operand: SSAValue, hint: str) -> SSAValue:
         type_ = tile.tile_type(*tile.shape_of(operand), self.score)
-        return build.add(tile.StageOp(operand, "rhs", "grid", type_), hint)
+        return build.add(tile.StageOp(operand, "rhs", self.staging, type_), hint)
 
     def _move_load(self, value: SSAValue) -> None:
         """Values are loaded where they are wanted, after the weights."""

@@ -26,6 +26,7 @@ After (m, k, e, n):
         %r = tile.map … ; tile.store %r, %out[…]
 
 Row r of a task is query `r / group` of head `h0 + r % group`: `group` query heads of one key/value head share a task.
+A third tile size, `chunk`, is handed on to the tiled operation as `attnc.chunk`: split-reduction acts on it.
 The classifier learns of the end of the keys: no block that reaches beyond it is FULL. Without one, that is all it says.
 """
 
@@ -63,6 +64,7 @@ from attnc.transforms.tile_attention_classifier import bound_classifier
 from attnc.transforms.tile_attention_region import Positions, tile_region
 
 NAME = "tile-attention"
+CHUNK = "attnc.chunk"
 
 
 def run(module: ModuleOp, target: Target) -> None:
@@ -94,6 +96,7 @@ class _Tiling:
         if not isinstance(sizes, DictionaryAttr):
             raise LoweringError(f"{self.op.name} has no {TILE_SIZES}: run select-tile-sizes first")
         self.rows, self.columns = (cast(IntegerAttr, sizes.data[name]).value.data for name in ("rows", "keys"))
+        self.chunk = sizes.data.get("chunk")
         self.head_dim = cast(TensorType, attention.query.type).get_shape()[-1]
         self.value_dim = cast(TensorType, attention.value.type).get_shape()[-1]
         if self.head_dim < 1 or self.value_dim < 1:
@@ -308,6 +311,8 @@ class _Tiling:
             result_types=[acc_old.type, max_old.type, sum_old.type],
             regions=[region],
         )
+        if self.chunk is not None:
+            online.attributes[CHUNK] = self.chunk
         body.insert(online, "acc_new", "max_new", "sum_new")
         acc, max_, sum_ = online.results
         body.insert(tile.YieldOp([max_, sum_, acc]))

@@ -19,6 +19,7 @@ from attnc.codegen.llvm.body import BodyEmitter
 from attnc.codegen.llvm.classify import emit_function
 from attnc.codegen.llvm.operations import RegionEmitter
 from attnc.codegen.llvm.staging import Staging
+from attnc.codegen.llvm.storage import element_of
 from attnc.codegen.llvm.text import Function
 from attnc.codegen.llvm.values import BLOCK, KERNEL, Buffer, Value, element_type, static_strides, storage_type
 from attnc.dialects import tile
@@ -32,12 +33,14 @@ CONTEXT_ARGS, CONTEXT_SHARED, CONTEXT_SCRATCH, CONTEXT_STRIDE, CONTEXT_TASK, CON
 
 @dataclass
 class Emitted:
-    """LLVM text of one kernel and what the runtime must know of it."""
+    """LLVM text of one kernel and what the runtime must know of it: its own functions, the mathematical functions they call
+    (by symbol), declarations, and the text of its leaf routines."""
 
-    text: str
-    thread_bytes: int
+    functions: list[str]
+    definitions: dict[str, str]
+    declarations: set[str]
     leaves: str
-    libm: set[str]
+    thread_bytes: int
 
 
 def load_arguments(region: RegionEmitter, args: str, block: Block) -> None:
@@ -108,14 +111,18 @@ class KernelEmitter:
         self.scratch_bytes = 0
 
     def _accumulate_element(self) -> str:
-        """The one element type of the kernel's products (float where it has none)."""
-        found = set()
+        """The one element type of the kernel's products; without products, that of what its loops carry, or float."""
+        found: set[str] = set()
+        carried: set[str] = set()
         for op in self.kernel.walk():
             if isinstance(op, tile.DotOp):
-                assert isinstance(op.result.type, TensorType)
-                found.add(element_type(op.result.type.element_type))
+                found.add(element_type(element_of(op.result)))
+            elif isinstance(op, tile.ForOp):
+                carried |= {element_type(element_of(result)) for result in op.results}
         if len(found) > 1 or not found <= {"float", "double"}:
             raise LoweringError(f"the products of a kernel must all be in f32 or all in f64, not {sorted(found)}")
+        if not found and carried == {"double"}:
+            return "double"
         return found.pop() if found else "float"
 
     def row_dimension(self) -> tuple[int | None, int]:
@@ -164,19 +171,12 @@ class KernelEmitter:
         work.branch(head)
         work.place(done)
         functions = [work.finish(), self._plan()]
+        definitions = region.functions
         for function in self.module.body.block.ops:
             if isinstance(function, FuncOp) and function.sym_name.data in body.called:
-                functions.append(emit_function(function, region, self.target))
-        text = "\n\n".join(functions)
-        return self._assemble(text, region, body)
-
-    def _assemble(self, text: str, region: RegionEmitter, body) -> Emitted:
-        declarations = sorted(set(region.declarations) | set(body.declarations))
-        defined = {line.split("(")[0].split("@")[-1] for line in text.splitlines() if line.startswith("define")}
-        definitions = list(region.functions.values())
-        wanted = [line for line in declarations if line.split("(")[0].split("@")[-1] not in defined]
-        whole = "\n\n".join([text, *definitions, *wanted])
-        return Emitted(whole + "\n", self.scratch_bytes, self._leaves(), region.libm)
+                definitions[function.sym_name.data] = emit_function(function, region, self.target)
+        declarations = region.declarations | body.declarations
+        return Emitted(functions, definitions, declarations, self._leaves(), self.scratch_bytes)
 
     def _leaves(self) -> str:
         """The leaf routines this kernel calls: all there are for its element types, so that other kernels share the object."""
@@ -248,11 +248,14 @@ class KernelEmitter:
         loop: Operation | None = dot.parent_op()
         while loop is not None and not isinstance(loop, tile.ForOp | tile.GridOp):
             loop = loop.parent_op()
-        if isinstance(loop, tile.ForOp) and loop.upper in region.values:
+        work = 2 * columns * depth
+        if isinstance(loop, tile.ForOp):
             step = loop.step.value.data
-            work = 2 * columns * depth
-            return region.f.emit(f"udiv i64 {region.f.mul(region.scalar(loop.upper), work)}, {step}")
-        return str(2 * columns * depth)
+            if loop.upper in region.values:
+                return region.f.emit(f"udiv i64 {region.f.mul(region.scalar(loop.upper), work)}, {step}")
+            if loop.lower in self.grid.body.block.args:  # a part of what a dimension of the grid counts already
+                return str(-(-work // step))
+        return str(work)
 
 
 def flattened(type_: MemRefType) -> list[str]:

@@ -62,6 +62,7 @@ class _LocatorEmitter:
         self.causes: list[str | None] = []
         self.coordinates: list[str] = []
         self.row = self.position = "0"
+        self.row_dim, self.rows = self.kernel.row_dimension()
 
     def emit(self) -> Locator:
         load_arguments(self.region, "%args", self.kernel.kernel.body.block)
@@ -82,29 +83,34 @@ class _LocatorEmitter:
         def inside(i: str, _: list[str]) -> None:
             self.region.values[argument] = Value(IndexType(), i)
             self.coordinates = [*self.coordinates[:n], i]
-            self._grid(grid, n + 1)
+            if n == self.row_dim:
+                self._rows(grid)
+            else:
+                self._grid(grid, n + 1)
 
         self.f.loop("0", self.region.scalar(grid.bounds[n]), steps[n], inside, hint="grid")
 
-    def _task(self, grid: tile.GridOp) -> None:
-        ops, _, alias = straight_line(grid.body.block, None)
-        row_dim, rows = self.kernel.row_dimension()
-        count = str(rows)
-        if row_dim is not None:
-            argument = grid.body.block.args[row_dim]
-            left = self.f.sub(self.region.scalar(grid.bounds[row_dim]), self.region.scalar(argument))
-            count = self.region.intrinsic("umin", "i64", False, [left, count])
-        self._scalars(ops)
+    def _rows(self, grid: tile.GridOp) -> None:
+        """Each row by itself: what the grid counts inside of it (chunks of keys) comes after the row in the order of faults."""
+        assert (row_dim := self.row_dim) is not None
+        left = self.f.sub(self.region.scalar(grid.bounds[row_dim]), self.region.scalar(grid.body.block.args[row_dim]))
+        count = self.region.intrinsic("umin", "i64", False, [left, str(self.rows)])
 
         def row(r: str, _: list[str]) -> None:
-            self.row, self.position = r, "0"
-            for op in ops:
-                if isinstance(op, tile.ForOp):
-                    self._loop(op)
-                elif _faulty(op):
-                    self._columns(op, alias, str(tile.shape_of(op.results[0])[1]))
+            self.row = r
+            self._grid(grid, row_dim + 1)
 
         self.f.loop("0", count, 1, row, hint="row")
+
+    def _task(self, grid: tile.GridOp) -> None:
+        ops, _, alias = straight_line(grid.body.block, None)
+        self._scalars(ops)
+        self.position = "0"
+        for op in ops:
+            if isinstance(op, tile.ForOp):
+                self._loop(op)
+            elif _faulty(op):
+                self._columns(op, alias, str(tile.shape_of(op.results[0])[1]))
 
     def _loop(self, loop: tile.ForOp) -> None:
         has_cases = any(isinstance(op, tile.CaseOp) for op in loop.body.block.ops)
