@@ -6,6 +6,7 @@ import sys
 
 import click
 
+from attnc.cli.bench import bench
 from attnc.cli.cache import cache
 from attnc.cli.demo import demo
 from attnc.cli.doctor import doctor
@@ -20,6 +21,7 @@ def commands() -> None:
 
 
 commands.add_command(opt)
+commands.add_command(bench)
 commands.add_command(cache)
 commands.add_command(demo)
 commands.add_command(doctor)

@@ -1,0 +1,93 @@
+"""`attnc bench`: attnc beside its peers and the machine's limits."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+
+import click
+
+from attnc.errors import TorchMissingError
+
+SUITES = ("prefill", "mods", "masks", "decode", "small", "compile", "memory", "all")
+
+
+@click.command()
+@click.option(
+    "--suite", "suites", type=click.Choice(SUITES), multiple=True, help="What to run (several may be given); all if none."
+)
+@click.option("--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="Write all that was measured here.")
+@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="Draw the roofline here (.svg, .png or .pdf).")
+@click.option("--threads", type=click.IntRange(1), help="Threads of every contender; unset: as many as torch takes.")
+@click.option("--repeats", type=click.IntRange(3), default=11, show_default=True, help="Turns of each contender, at most.")
+@click.option(
+    "--seconds", type=float, default=1.5, show_default=True, help="What a contender may take in a row; never under 3 turns."
+)
+@click.option("--peers", help="Only these, by commas (sdpa, flex, compiled, onnxruntime, openvino, iree); '' for none.")
+@click.option("--rows", "only", default="", help="Only the rows that hold this text.")
+@click.option("--full", is_flag=True, help="Also the rows that take long.")
+@click.option("--quick", is_flag=True, help="A few rows at tiny sizes, without bounds: does it all work?")
+@click.option("--write-results", is_flag=True, help="Write bench/RESULTS.md in the current directory, with bench/results.svg.")
+def bench(
+    suites: tuple[str, ...],
+    json_file: Path | None,
+    plot: Path | None,
+    threads: int | None,
+    repeats: int,
+    seconds: float,
+    peers: str | None,
+    only: str,
+    full: bool,
+    quick: bool,
+    write_results: bool,
+) -> None:
+    """Measure attnc and its peers turn by turn, each in a process of its own, and the machine's limits between the turns.
+
+    Everything is checked against f64 before it is timed. Exits with 1 where attnc itself is wrong; a bound that is missed is
+    named, but changes nothing. Peers that are not installed are left out; `make bench-peers` installs them.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise TorchMissingError("the bench measures through torch, which is not installed") from error
+    from attnc.bench import plot as roofline
+    from attnc.bench import report, session
+    from attnc.bench.peers import FILES
+    from attnc.bench.run import Options
+
+    if write_results and not Path("bench").is_dir():
+        raise click.UsageError("--write-results: there is no directory 'bench' here")
+    if write_results and plot is None and roofline.refusal(Path("bench/results.svg")) is None:
+        plot = Path("bench/results.svg")
+    if plot is not None and (word := roofline.refusal(plot)):
+        raise click.UsageError(f"--plot: {word}")
+    wanted = None if peers is None else tuple(filter(None, peers.split(",")))
+    if unknown := set(wanted or ()) - set(FILES):
+        raise click.UsageError(f"--peers: no such peer: {', '.join(sorted(unknown))}")
+    names = SUITES[:-1] if not suites or "all" in suites else suites
+    options = Options(threads or torch.get_num_threads(), repeats, seconds, wanted)
+    if quick:
+        options.turns, options.budget = 3, 0.1
+    out = report.console()
+    with out.status("") as status:
+        done = session.run(
+            names,
+            options,
+            full=full,
+            quick=quick,
+            only=only,
+            report=lambda text: status.update(text),
+            shown=lambda suite, results: out.print(report.table(suite, results)),
+        )
+    for line in report.summary(done):
+        out.print(line, markup=False)
+    if json_file is not None:
+        json_file.write_text(json.dumps(done.to_json(), indent=1) + "\n")
+    if plot is not None:
+        roofline.draw(done.results, plot)
+    if write_results:
+        Path("bench/RESULTS.md").write_text(report.markdown(done, shlex.join(["attnc", *sys.argv[1:]])))
+    if done.wrong:
+        sys.exit(1)
