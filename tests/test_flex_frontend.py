@@ -116,11 +116,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         errors.BlockMaskError,
         "16 queries",
     ),
-    "vmap": (lambda: torch.vmap(lambda q: flex_attention(q, K, V))(Q[None]), errors.UnsupportedTransformError, ""),
     "func.grad": (
         lambda: torch.func.grad(lambda q: flex_attention(q, K, V).sum())(Q),
-        errors.UnsupportedTransformError,
-        "",
+        errors.GradientNotImplementedError,
+        "query",
     ),
     "requires grad": (
         lambda: flex_attention(Q.clone().requires_grad_(), K, V),
