@@ -274,6 +274,12 @@ class KnobError(AttncError, ValueError):
     default_remedy = "unset it, or see attnc doctor for what each takes"
 
 
+class TuningError(AttncError, RuntimeError):
+    """Tile sizes cannot be searched for, or not be stored."""
+
+    default_remedy = "set ATTNC_CACHE_DIR to a directory of your own, and leave ATTNC_CACHE on"
+
+
 class TorchMissingError(AttncError, ImportError):
     """The call needs torch, which is not installed."""
 

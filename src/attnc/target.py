@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+from attnc.runtime import tuning_file
+from attnc.runtime.tuning_file import TunedTile
 
 
 @dataclass(frozen=True)
@@ -13,7 +17,7 @@ class Target:
     """A machine: part of every cache key, and all that tile sizes may depend on (never the number of threads).
 
     `vector_bits` is the width of one vector register (128, 256 or 512) and `registers` how many there are; cache sizes are
-    bytes a core. `features` is LLVM's comma-separated list.
+    bytes a core. `features` is LLVM's comma-separated list. `tuned` are tile sizes that tuning found on this machine.
     """
 
     triple: str
@@ -23,15 +27,25 @@ class Target:
     registers: int
     l1_bytes: int = 32 * 1024
     l2_bytes: int = 512 * 1024
+    tuned: tuple[TunedTile, ...] = ()
 
     def lanes(self, bits: int) -> int:
         """How many elements of `bits` bits one vector register holds."""
         return self.vector_bits // bits
 
+    @property
+    def machine(self) -> str:
+        """All of the record but what was tuned, as one word."""
+        fields = (self.triple, self.cpu, self.features, self.vector_bits, self.registers, self.l1_bytes, self.l2_bytes)
+        return f"{self.cpu}-{self.vector_bits}-{hashlib.sha256(repr(fields).encode()).hexdigest()[:16]}"
+
     @staticmethod
     def host() -> Target:
-        """The machine we run on; `ATTNC_VECTOR_BITS` may narrow or widen its vectors (LLVM legalises what the CPU lacks)."""
-        return _host(os.environ.get("ATTNC_VECTOR_BITS", ""))
+        """The machine we run on, with the tile sizes stored for it; `ATTNC_VECTOR_BITS` may narrow or widen its vectors (LLVM
+        legalises what the CPU lacks)."""
+        target = _host(os.environ.get("ATTNC_VECTOR_BITS", ""))
+        tuned = tuning_file.read(target.machine)
+        return replace(target, tuned=tuned) if tuned else target
 
 
 @functools.cache

@@ -110,6 +110,10 @@ class DiskCache:
         with contextlib.suppress(OSError):
             self._path(key).unlink(missing_ok=True)
 
+    def file(self, name: str, create: bool = False) -> Path | None:
+        """A file beside the entries, which no sweep removes; None where the directory cannot be used."""
+        return self.directory / name if self._is_trusted(create) else None
+
     def entries(self) -> list[Listed]:
         """All entries, the last used first; a damaged one has no record."""
         found = []
