@@ -20,11 +20,8 @@ try:
 except ImportError as error:
     raise TorchMissingError("attnc.flex_attention needs torch, which is not installed") from error
 
-# Tracing needs these two. They are imported now: a process that forks while another thread is in the middle of an import has a
-# child that cannot import them any more.
-import attnc.capture.environment  # noqa: F401
-import attnc.capture.modes  # noqa: F401
 from attnc import checks
+from attnc.capture import environment, modes
 from attnc.capture.block_mask import PARTIAL, and_masks, read_block_mask
 from attnc.capture.capture import capture
 from attnc.checks import DTYPES, PLAIN_KEYS, dispatch_keys, in_forward_mode, is_watched
@@ -33,6 +30,9 @@ from attnc.runtime.signature import ANY, UNIT, Signature
 
 is_autocast_enabled = torch.is_autocast_enabled
 CPU = torch.device("cpu")
+TRACING = (environment, modes)
+"""What tracing a mod needs, imported now: a process that forks while another thread is in the middle of an import has a child
+that cannot import it any more."""
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import AuxRequest, FlexKernelOptions
