@@ -60,9 +60,9 @@ def test_lanes_that_wrap_around_in_a_narrow_type_are_no_run(name: str):
 
 
 def test_an_index_that_wraps_around_in_64_bits_is_out_of_range():
-    with pytest.raises(errors.CaptureIndexError, match="index 9223372036854775700 .* k=0"):
+    with pytest.raises(errors.CaptureIndexError, match=r"index 9223372036854775700 .* k=0"):
         attnc.flex_attention(*QKV, lambda s, b, h, q, k: s + BIAS[k.to(torch.int64) + 9223372036854775700])
-    with pytest.raises(errors.CaptureIndexError, match="index 9223372036854775807 .* k=3"):
+    with pytest.raises(errors.CaptureIndexError, match=r"index 9223372036854775807 .* k=3"):
         attnc.flex_attention(
             *QKV, lambda s, b, h, q, k: s + BIAS[k.to(torch.int64) + 9223372036854775804], mask_mod=lambda b, h, q, k: k >= 3
         )
@@ -93,3 +93,60 @@ def test_a_number_is_rounded_to_the_half_type_that_it_divides(dtype: torch.dtype
         query, one, one, lambda s, b, h, q, k: operation(table[q], 0.3).float(), return_aux=AuxRequest(max_scores=True)
     )
     assert torch.equal(aux.max_scores.flatten(), torch.stack([operation(x, 0.3) for x in table]).float())
+
+
+# -- where a view or a made tensor stands between an index and what is read ------------------------------------------------
+HEADS = normal(3)
+ROW = normal(24)
+
+OUTSIDE_OF_A_VIEW: dict[str, Callable] = {
+    "a column": lambda h, k: HEADS.view(3, 1)[h, k],
+    "a new dim": lambda h, k: ROW[None][h, k],
+    "expanded": lambda h, k: ROW.expand(2, 24)[h, k],
+    "expanded, from the end": lambda h, k: ROW.expand(2, 24)[h - 3, k],
+    "flipped": lambda h, k: ROW.flip(0)[k + 1],
+    "joined": lambda h, k: torch.cat([ROW[:2], ROW[:5]])[k],
+    "stacked": lambda h, k: torch.stack([ROW, ROW])[h, k],
+    "computed": lambda h, k: (HEADS[:, None] * 2)[h, k],
+}
+
+
+@pytest.mark.parametrize("name", OUTSIDE_OF_A_VIEW)
+def test_an_index_outside_of_a_view_faults(name: str):
+    q, k, v = normal(1, 3, 5, 8), normal(1, 3, 24, 8), normal(1, 3, 24, 8)
+    with pytest.raises(errors.CaptureIndexError):
+        attnc.flex_attention(q, k, v, lambda s, b, h, i, j: s + OUTSIDE_OF_A_VIEW[name](h, j))
+
+
+# -- division by zero ------------------------------------------------------------------------------------------------------
+BYTES = torch.ones(300, dtype=torch.uint8)
+BYTES[77] = 0
+
+
+def fails_at(position: str | None, score_mod: Callable | None, mask_mod: Callable | None = None) -> None:
+    if position is None:
+        attnc.flex_attention(*QKV, score_mod, mask_mod=mask_mod)
+        return
+    with pytest.raises(ZeroDivisionError, match=position + "\n"):
+        attnc.flex_attention(*QKV, score_mod, mask_mod=mask_mod)
+
+
+def test_a_division_beyond_the_keys_is_none():
+    fails_at(None, lambda s, b, h, q, k: s + q // (k - 300))
+    fails_at(None, lambda s, b, h, q, k: s + q % (k - 300))
+
+
+def test_divisions_of_a_score_count_where_the_mask_keeps():
+    fails_at("q=0, k=250", lambda s, b, h, q, k: s + q // (k - 250))
+    fails_at(None, lambda s, b, h, q, k: s + q // (k - 250), lambda b, h, q, k: k < 250)
+    fails_at("q=4, k=0", lambda s, b, h, q, k: s + k // (q - 4), lambda b, h, q, k: k > 250)
+
+
+def test_divisions_of_a_mask_count_everywhere():
+    fails_at("q=0, k=250", None, lambda b, h, q, k: (k < 7) & (q // (k - 250) < 9))
+    fails_at("q=3, k=0", None, lambda b, h, q, k: (q > 7) & (k // (q - 3) < 9))
+
+
+def test_bytes_divided_by_zero():
+    fails_at("q=0, k=77", lambda s, b, h, q, k: s + q.to(torch.uint8) % BYTES[k])
+    fails_at("q=0, k=77", lambda s, b, h, q, k: s + q.to(torch.uint8) // BYTES[k])

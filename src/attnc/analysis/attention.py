@@ -7,7 +7,18 @@ from dataclasses import dataclass
 from math import inf
 
 from xdsl.dialects import tensor
-from xdsl.dialects.arith import AddiOp, CmpiOp, ConstantOp, MuliOp, SelectOp
+from xdsl.dialects.arith import (
+    AddiOp,
+    CmpiOp,
+    ConstantOp,
+    DivSIOp,
+    DivUIOp,
+    FloorDivSIOp,
+    MuliOp,
+    RemSIOp,
+    RemUIOp,
+    SelectOp,
+)
 from xdsl.dialects.builtin import ArrayAttr, FloatAttr, IntegerAttr, StringAttr
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Block, BlockArgument, Operation, SSAValue
@@ -132,6 +143,24 @@ def compared_with_one(value: SSAValue) -> CmpiOp | None:
         if isinstance(op, CmpiOp) and op.predicate.value.data == 0 and 1 in (constant_of(op.lhs), constant_of(op.rhs)):
             return op
     return None
+
+
+_DIVISIONS = (FloorDivSIOp, DivSIOp, RemSIOp, DivUIOp, RemUIOp)
+
+
+def is_division(op: Operation) -> bool:
+    """Whether it divides integers by what may be zero. Such divisions are checked as gathers are: those of the mask on all
+    pairs, others on the pairs that the mask keeps, and on all if the divisor is that of a whole row."""
+    return isinstance(op, _DIVISIONS) and not isinstance(op.rhs.owner, ConstantOp)
+
+
+def divides_by_key(op: Operation, block: Block) -> bool:
+    """Whether the divisor of a division in the region `block` is another from key to key."""
+    return any(
+        isinstance(inner, IndexOp) and inner.dimension == KEY
+        for owner in slice_of([op.operands[1]], block)
+        for inner in owner.walk()
+    )
 
 
 def slice_of(roots: Iterable[SSAValue], block: Block) -> set[Operation]:

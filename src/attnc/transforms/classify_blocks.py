@@ -18,8 +18,8 @@ After:
       … online_attention {attnc.classifier = @classify, attnc.classifier_arguments = [4]}
 
 Bounds are inclusive. EMPTY: every score of the block is -inf. FULL: the mask drops no pair of it. Either is said only where
-every index that would be checked in the block is surely in range. It holds for every sub-range of the bounds. Positions and
-lengths are below 2^31. An attention without a mask and without checked gathers gets no classifier.
+every index that would be checked in the block is surely in range, and EMPTY only where no divisor can be 0. It holds for every
+sub-range of the bounds. Positions and lengths are below 2^31. An attention without a mask and without checked gathers gets no classifier.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ from attnc.analysis.attention import (
     Attention,
     block_class,
     compared_with_one,
+    divides_by_key,
     final_select,
+    is_division,
     is_unmasked,
     match_attention,
     slice_of,
@@ -113,6 +115,8 @@ class _Classifier:
             roots.append(partial.result)
         wanted = slice_of(roots, self.source) | chain | set(gathers)
         wanted |= slice_of((operand for op in gathers for inner in op.walk() for operand in inner.operands), self.source)
+        divisions = [op for op in self.source.ops if is_division(op)]
+        wanted |= slice_of((op.operands[1] for op in divisions), self.source)
         analysis.block(self.source, wanted)
 
         listed: Condition = True
@@ -124,8 +128,16 @@ class _Classifier:
         masks_proven = a.both(proven["all"], a.either(a.negate(listed), proven["listed"]))
         everything_proven = a.both(masks_proven, proven["kept"])
         dead = cast(Score, analysis.known(last.value)).dead
-        empty = a.both(dead, everything_proven)
         full: Condition = everything_proven
+        in_mask = slice_of([select.cond], self.source) if select is not None else set()
+        # A zero divisor is found where pairs are computed, as they are in FULL blocks.
+        for op in divisions:
+            divisor = analysis.interval(op.operands[1])
+            proof = a.either(a.at_most(1, divisor.lo), a.at_most(divisor.hi, -1))
+            everything_proven = a.both(everything_proven, proof)
+            if op in in_mask or not divides_by_key(op, self.source):
+                masks_proven = a.both(masks_proven, proof)
+        empty = a.both(dead, everything_proven)
         if select is not None:
             mask = analysis.truth(select.cond)
             empty = a.either(empty, a.both(a.negate(mask.ever), masks_proven))

@@ -12,7 +12,7 @@ from xdsl.ir import SSAValue
 from attnc.dialects.torch import VTensorType
 from attnc.transforms.convert_torch_to_linalg_ext_region import index as index_type
 from attnc.transforms.convert_torch_to_linalg_ext_table import Unsupported, whole
-from attnc.transforms.convert_torch_to_linalg_ext_tensors import dim_of, int_of, make, number_of, wrapped
+from attnc.transforms.convert_torch_to_linalg_ext_tensors import dim_of, int_of, make, number_of, or_fault, wrapped
 from attnc.transforms.convert_torch_to_linalg_ext_values import Number, Operand, Scalar, ScalarBuilder, Tensor, Value
 
 # How many elements a chain of selects may choose from.
@@ -76,6 +76,7 @@ def cat(r: ScalarBuilder, results: Sequence[VTensorType], sources: list, dim: Nu
                 inner = r.integer(arith.MinSIOp, inner, r.constant(index_type, length - 1))
                 inner = r.integer(arith.MaxSIOp, inner, r.constant(index_type, 0))
                 r.positions.add(inner)
+                inner = or_fault(r, total, indices[d], inner)
             value = r.convert_value(source.at([*indices[:d], inner, *indices[d + 1 :]]), source.dtype, dtype)
             if result is None:
                 result = value

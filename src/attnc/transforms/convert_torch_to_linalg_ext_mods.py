@@ -90,7 +90,7 @@ def captured(r: ScalarBuilder, argument: SSAValue, type_: VTensorType, name: str
     if not type_.shape:
         return Scalar(r.extract(argument, (), carried, r.checked, name), type_.dtype)
     dims = [size if size >= 0 else (argument, position) for position, size in enumerate(type_.shape)]
-    return Tensor(r, dims, type_.dtype, lambda i: r.extract(argument, i, carried, r.checked, name))
+    return Tensor(r, dims, type_.dtype, lambda i: r.extract(argument, i, carried, r.checked, name), True)
 
 
 def _needed(block: Block) -> set[Operation]:

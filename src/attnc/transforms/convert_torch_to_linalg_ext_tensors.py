@@ -123,13 +123,14 @@ def index_tensor(r: ScalarBuilder, results: Sequence[VTensorType], source: Tenso
     def element(indices: tuple[SSAValue, ...]) -> SSAValue:
         chosen = indices[len(before) : len(before) + len(index_dims)]
         rest = dict(zip([*before, *after], [*indices[: len(before)], *indices[len(before) + len(index_dims) :]], strict=True))
-        position = []
-        for d, entry in enumerate(entries):
-            if entry is None:
-                position.append(rest[d])
-            else:
-                position.append(r.index_of(entry.at(broadcast(r, entry.dims, chosen))))
-        return source.at(position)
+        raw = {d: r.index_of(entries[d].at(broadcast(r, entries[d].dims, chosen))) for d in advanced}
+        loose = [] if source.checks else [d for d in advanced if isinstance(source.dims[d], int)]
+        for d in loose:
+            # A recipe may not look at this index: it reads nothing along a dim of size 1, or along one that was expanded.
+            # Then another read has to fault.
+            for other in advanced:
+                raw[other] = or_fault(r, source.dims[d], raw[d], raw[other])
+        return source.at([rest[d] if entry is None else raw[d] for d, entry in enumerate(entries)])
 
     return make(r, dims, source.dtype, element)
 
@@ -185,7 +186,7 @@ def slice_tensor(
             raise Unsupported("an index into a slice whose length is only known at run time")
         position = wrapped(r, length, indices[d])
         moved = r.add(r.multiply(position, r.constant(index_type, stride)), r.constant(index_type, first))
-        return source.at([*indices[:d], _or_fault(r, length, indices[d], moved), *indices[d + 1 :]])
+        return source.at([*indices[:d], or_fault(r, length, indices[d], moved), *indices[d + 1 :]])
 
     return make(r, [*source.dims[:d], length, *source.dims[d + 1 :]], source.dtype, element)
 
@@ -200,7 +201,7 @@ def _not_negative(r: ScalarBuilder, value: SSAValue) -> SSAValue:
     return r.select(negative, r.constant(index_type, 1 << 62), position)
 
 
-def _or_fault(r: ScalarBuilder, dim: Dim, raw: SSAValue, moved: SSAValue) -> SSAValue:
+def or_fault(r: ScalarBuilder, dim: Dim, raw: SSAValue, moved: SSAValue) -> SSAValue:
     """`moved`, or a position that no tensor has where the raw index is out of the view's range, so that the read faults."""
     known = r.literal(raw)
     if r.is_position(raw) or (known is not None and isinstance(dim, int) and -dim <= known < dim):
@@ -369,12 +370,12 @@ def flip(r: ScalarBuilder, results: Sequence[VTensorType], source: Scalar | Tens
     dims = {dim_of(entry, len(source.dims)) for entry in which}
 
     def element(indices: tuple[SSAValue, ...]) -> SSAValue:
-        # A raw index i becomes n-1-i, and -1-i where it is negative, which torch reads as n-1-(i+n): either is right.
         one = r.constant(index_type, 1)
-        turned = [
-            r.subtract(r.subtract(size_value(r, source.dims[d]), one), wrapped(r, source.dims[d], i)) if d in dims else i
-            for d, i in enumerate(indices)
-        ]
+        turned = list(indices)
+        for d in dims:
+            size = source.dims[d]
+            last = r.subtract(size_value(r, size), one)
+            turned[d] = or_fault(r, size, indices[d], r.subtract(last, wrapped(r, size, indices[d])))
         return source.at(turned)
 
     return make(r, source.dims, source.dtype, element)
@@ -396,7 +397,7 @@ def roll(
                 raise Unsupported("a roll along a dimension whose length is only known at run time")
             start = r.constant(index_type, -shift % size)
             turned = r.integer(arith.RemUIOp, r.add(wrapped(r, size, indices[d]), start), r.constant(index_type, size))
-            result[d] = _or_fault(r, size, indices[d], turned)
+            result[d] = or_fault(r, size, indices[d], turned)
         return source.at(result)
 
     return make(r, source.dims, source.dtype, element)

@@ -93,7 +93,7 @@ class Tensor:
     An index is in range or, where it stems from the user, a raw torch index, which may be negative.
     """
 
-    __slots__ = ("_element", "_known", "_region", "dims", "dtype")
+    __slots__ = ("_element", "_known", "_region", "checks", "dims", "dtype")
 
     def __init__(
         self,
@@ -101,7 +101,10 @@ class Tensor:
         dims: Sequence[Dim],
         dtype: Attribute,
         element: Callable[[tuple[SSAValue, ...]], SSAValue],
+        checks: bool = False,
     ):
+        """`checks`: each of its indices is checked where the element is read."""
+        self.checks = checks
         self.dims = tuple(dims)
         self.dtype = dtype
         self._region = region

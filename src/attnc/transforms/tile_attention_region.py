@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from xdsl.dialects import tensor
-from xdsl.dialects.arith import ConstantOp
+from xdsl.dialects.arith import ConstantOp, SelectOp
 from xdsl.dialects.builtin import IntegerAttr, StringAttr, i1
 from xdsl.ir import Block, BlockArgument, Operation, Region, SSAValue
 from xdsl.rewriter import Rewriter
@@ -23,7 +23,9 @@ from attnc.analysis.attention import (
     Attention,
     block_class,
     compared_with_one,
+    divides_by_key,
     final_select,
+    is_division,
     slice_of,
 )
 from attnc.dialects import tile
@@ -72,7 +74,7 @@ def tile_region(
         %x = select(%live, %modified, -inf)
 
     A gather is checked where the mask keeps the pair ("kept"), everywhere ("all"), or where a BlockMask lists the block as
-    partial ("listed"); it never counts beyond the keys.
+    partial ("listed"); it never counts beyond the keys. Neither does a zero divisor: where it does not count, it becomes 1.
     """
     return _TileRegion(attention, positions, key, keys, prelude, outer).build()
 
@@ -164,8 +166,16 @@ class _TileRegion:
         if isinstance(op, tensor.ExtractOp):
             self.mapper[op.result] = self._gather(op, self.mapper, self.block)
             return
+        by_key = [is_division(inner) and divides_by_key(inner, self.source) for inner in op.walk()]
         copy = op.clone(self.mapper)
         self.block.add_op(copy)
+        for inner in [inner for inner, divides in zip(copy.walk(), by_key, strict=True) if divides]:
+            divisor = inner.operands[1]
+            one = self.prelude.constant(1, divisor.type)
+            counted = SelectOp(self.live["kept"], divisor, one)
+            assert inner.parent is not None
+            inner.parent.insert_op_before(counted, inner)
+            inner.operands[1] = counted.result
         for inner in list(copy.walk()):
             if isinstance(inner, tensor.ExtractOp):
                 assert inner.parent is not None

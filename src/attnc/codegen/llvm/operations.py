@@ -9,7 +9,7 @@ from xdsl.dialects.builtin import BFloat16Type, Float32Type, Float64Type, FloatA
 from xdsl.ir import Block, Operation, SSAValue
 
 from attnc.codegen.llvm.gather import gather
-from attnc.codegen.llvm.scalar import DIVISIONS, Cause, RegionValues, extend_float, truncate_float
+from attnc.codegen.llvm.scalar import DIVISIONS, UNSIGNED_DIVISIONS, Cause, RegionValues, extend_float, truncate_float
 from attnc.codegen.llvm.text import float_constant, splat_constant, vector
 from attnc.codegen.llvm.values import KERNEL, LANE, Value, element_type
 from attnc.dialects import tile
@@ -73,7 +73,6 @@ _INT_PREDICATES = ("eq", "ne", "slt", "sle", "sgt", "sge", "ult", "ule", "ugt", 
 _FLOAT_PREDICATES = (
     "false", "oeq", "ogt", "oge", "olt", "ole", "one", "ord", "ueq", "ugt", "uge", "ult", "ule", "une", "uno", "true",
 )  # fmt: skip
-_UNSIGNED_DIVISIONS = {"arith.divui": "udiv", "arith.remui": "urem"}
 _SHIFTS = {"arith.shli": "shl", "arith.shrsi": "ashr", "arith.shrui": "lshr"}
 _FLOAT_ARITHMETIC = (
     "arith.negf",
@@ -192,9 +191,11 @@ def _unsigned_division(e: RegionEmitter, op: Operation) -> None:
     lane, (a, b), type_ = e.operands(op)
     divisor = e.values[op.operands[1]]
     if not isinstance(divisor.constant, int) or divisor.constant == 0:
-        one = splat_constant("1", e.width if lane else 1, divisor.element)
+        zero, one = (splat_constant(number, e.width if lane else 1, divisor.element) for number in "01")
+        if e.fault is not None and divisor.element == "i8":
+            e.fault.note(e, e.f.emit(f"icmp eq {type_} {b}, {zero}"), lane, None, Cause(None))
         b = e.intrinsic("umax", divisor.element, lane, [b, one])
-    e.define(op.results[0], e.f.emit(f"{_UNSIGNED_DIVISIONS[op.name]} {type_} {a}, {b}"), lane)
+    e.define(op.results[0], e.f.emit(f"{UNSIGNED_DIVISIONS[op.name]} {type_} {a}, {b}"), lane)
 
 
 def _shift(e: RegionEmitter, op: Operation) -> None:
@@ -382,7 +383,7 @@ _HANDLERS: dict[str, Handler] = {
     **dict.fromkeys(_INT_MINMAX, _int_minmax),
     **dict.fromkeys(_FLOAT_MINMAX, _float_minmax),
     **dict.fromkeys(DIVISIONS, _division),
-    **dict.fromkeys(_UNSIGNED_DIVISIONS, _unsigned_division),
+    **dict.fromkeys(UNSIGNED_DIVISIONS, _unsigned_division),
     **dict.fromkeys(_SHIFTS, _shift),
     **dict.fromkeys(
         (

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from xdsl.dialects.builtin import BFloat16Type, Float16Type, IndexType
+from xdsl.dialects.builtin import BFloat16Type, Float16Type, IndexType, i8
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from attnc.codegen.llvm import math as vector_math
@@ -28,12 +28,16 @@ DIVISIONS = {"arith.floordivsi": "floordiv", "arith.divsi": "truncdiv", "arith.r
 """Signed integer divisions and the functions of `math.py` that do them."""
 
 
+UNSIGNED_DIVISIONS = {"arith.divui": "udiv", "arith.remui": "urem"}
+"""Unsigned ones. Those of bytes are the user's; divisors of type index are sizes, and never 0 where anything is computed."""
+
+
 def may_fault(op: Operation) -> bool:
     """Whether an operation of a map can find an index out of range or a zero divisor; such are never hoisted out of the
     rows."""
     if isinstance(op, tile.GatherOp):
         return op.proven is None and len(op.indices) > 0
-    if op.name in DIVISIONS:
+    if op.name in DIVISIONS or (op.name in UNSIGNED_DIVISIONS and op.operands[0].type == i8):
         divisor = op.operands[1].owner
         return not (isinstance(divisor, Operation) and divisor.name == "arith.constant")
     return False
