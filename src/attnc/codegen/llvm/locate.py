@@ -92,7 +92,8 @@ class _LocatorEmitter:
 
     def _rows(self, grid: tile.GridOp) -> None:
         """Each row by itself: what the grid counts inside of it (chunks of keys) comes after the row in the order of faults."""
-        assert (row_dim := self.row_dim) is not None
+        row_dim = self.row_dim
+        assert row_dim is not None
         left = self.f.sub(self.region.scalar(grid.bounds[row_dim]), self.region.scalar(grid.body.block.args[row_dim]))
         count = self.region.intrinsic("umin", "i64", False, [left, str(self.rows)])
 
