@@ -19,7 +19,8 @@ After:
 
 Bounds are inclusive. EMPTY: every score of the block is -inf. FULL: the mask drops no pair of it. Either is said only where
 every index that would be checked in the block is surely in range, and EMPTY only where no divisor can be 0. It holds for every
-sub-range of the bounds. Positions and lengths are below 2^31. An attention without a mask and without checked gathers gets no classifier.
+sub-range of the bounds. Positions and lengths are below 2^31. An attention without a mask and without checked gathers gets no
+classifier.
 """
 
 from __future__ import annotations
