@@ -1,10 +1,11 @@
 /* Runs a compiled kernel on arguments from a file: runtime/launch.py in C, for a machine that has no Python.
 
    driver JOB RESULT
-   JOB     i64 words, buffers, bytes of scratch a thread, threads; the words; then for each buffer i64 word, bytes, and the bytes.
+   JOB     i64 words, buffers, threads; the words; then for each buffer i64 word, bytes, and the bytes.
            A word that stands for a buffer is set to its address.
-   RESULT  i64 tasks, shared bytes, zero bytes, flops, fault; then the bytes of all buffers.
+   RESULT  i64 fault; then the bytes of all buffers.
 
+   KERNELS is a list of K(number, "name", bytes of scratch a thread): the kernels of the program, which run one after the other.
    Each buffer ends where a page begins that must not be touched. */
 #include <pthread.h>
 #include <stdint.h>
@@ -14,11 +15,25 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-void kernel_plan(const int64_t *args, int64_t *result) __asm__(KERNEL ".plan");
-void kernel_work(int64_t *context) __asm__(KERNEL ".work");
+#define K(n, name, bytes) \
+    void plan##n(const int64_t *args, int64_t *result) __asm__(name ".plan"); \
+    void work##n(int64_t *context) __asm__(name ".work");
+KERNELS
+#undef K
+#define K(n, name, bytes) {plan##n, work##n, bytes},
+static const struct {
+    void (*plan)(const int64_t *, int64_t *);
+    void (*work)(int64_t *);
+    int64_t thread_bytes;
+} kernels[] = {KERNELS};
 
-static void *work(void *context) {
-    kernel_work(context);
+struct call {
+    void (*work)(int64_t *);
+    int64_t context[8];
+};
+
+static void *work(void *call) {
+    ((struct call *)call)->work(((struct call *)call)->context);
     return NULL;
 }
 
@@ -37,7 +52,7 @@ int main(int count, char **names) {
     if (count != 3) return 2;
     FILE *job = fopen(names[1], "rb"), *out = fopen(names[2], "wb");
     if (!job || !out) return 2;
-    int64_t sizes[4], result[5] = {0};
+    int64_t sizes[3], fault = 0;
     get(sizes, sizeof sizes, job);
     int64_t *args = calloc(sizes[0] + 1, 8), *bytes = calloc(sizes[1] + 1, 8);
     char **buffers = calloc(sizes[1] + 1, sizeof *buffers);
@@ -50,21 +65,24 @@ int main(int count, char **names) {
         args[place[0]] = (int64_t)buffers[n];
         get(buffers[n], place[1], job);
     }
-    kernel_plan(args, result);
-    char *shared = NULL, *scratch = NULL;
-    if (posix_memalign((void **)&shared, 64, result[1] + 64) || posix_memalign((void **)&scratch, 64, sizes[2] * sizes[3] + 64))
-        return 5;
-    memset(shared, 0x7f, result[1]);
-    memset(shared, 0, result[2]);
-    memset(scratch, 0x7f, sizes[2] * sizes[3]);
-    int64_t context[8] = {(int64_t)args, (int64_t)shared, (int64_t)scratch, sizes[2], 0, 0, result[0], 0};
-    pthread_t team[16];
-    int64_t threads = sizes[3] < 16 ? sizes[3] : 16;
-    for (int64_t n = 0; n < threads; n++)
-        if (pthread_create(&team[n], NULL, work, context)) return 6;
-    for (int64_t n = 0; n < threads; n++) pthread_join(team[n], NULL);
-    result[4] = context[7];
-    fwrite(result, sizeof result, 1, out);
+    int64_t threads = sizes[2] < 16 ? sizes[2] : 16;
+    for (size_t k = 0; k < sizeof kernels / sizeof *kernels && !fault; k++) {
+        int64_t plan[4], thread_bytes = (kernels[k].thread_bytes + 63) / 64 * 64;
+        kernels[k].plan(args, plan);
+        char *shared = NULL, *scratch = NULL;
+        if (posix_memalign((void **)&shared, 64, plan[1] + 64) || posix_memalign((void **)&scratch, 64, thread_bytes * threads + 64))
+            return 5;
+        memset(shared, 0x7f, plan[1]);
+        memset(shared, 0, plan[2]);
+        memset(scratch, 0x7f, thread_bytes * threads);
+        struct call call = {kernels[k].work, {(int64_t)args, (int64_t)shared, (int64_t)scratch, thread_bytes, 0, 0, plan[0], 0}};
+        pthread_t team[16];
+        for (int64_t n = 0; n < threads; n++)
+            if (pthread_create(&team[n], NULL, work, &call)) return 6;
+        for (int64_t n = 0; n < threads; n++) pthread_join(team[n], NULL);
+        fault = call.context[7];
+    }
+    fwrite(&fault, sizeof fault, 1, out);
     for (int64_t n = 0; n < sizes[1]; n++) fwrite(buffers[n], 1, bytes[n], out);
     return fclose(out) ? 7 : 0;
 }

@@ -17,6 +17,7 @@ from attnc import pipeline
 from attnc.lowered import CompiledAttention, Lowered
 from attnc.runtime.abi import KernelRecord
 from attnc.runtime.attention import Attention
+from attnc.runtime.sequence import KernelSequence
 from attnc.target import Target
 
 EMULATOR, COMPILER = "qemu-aarch64", "aarch64-linux-gnu-gcc"
@@ -33,7 +34,12 @@ def attention(lowered: Lowered, target: Target, directory: Path) -> CompiledAtte
     record = KernelRecord.from_json(lowered.code.record)
     program = build(record, objects, directory)
     compiled = Attention(record, objects)
-    compiled.launch = lambda words, keep=None: launch(program, record, words)
+    kernel = compiled.kernel
+
+    def run(words: Sequence[int | float], keep: object = None) -> int:
+        return launch(program, record, words, kernel.part_words(words)[0] if isinstance(kernel, KernelSequence) else [])
+
+    compiled.launch = run
     host = Target.host()
     return CompiledAttention(compiled, lowered.defaults, lambda words: pipeline.locate(lowered.module, host, words))
 
@@ -45,35 +51,47 @@ def build(record: KernelRecord, objects: Sequence[bytes], directory: Path) -> Pa
         names.append(directory / f"{n}.o")
         names[-1].write_bytes(data)
     program = directory / f"{record.name}.{next(_numbers)}"
-    name = f'-DKERNEL="{record.name}"'
-    subprocess.run([COMPILER, "-O1", "-Wall", "-static", "-pthread", name, "-o", program, DRIVER, *names, "-lm"], check=True)
+    kernels = record.extra.get("kernels", [{"name": record.name, "thread_bytes": record.thread_bytes}])
+    table = " ".join(f'K({n}, "{kernel["name"]}", {kernel["thread_bytes"]})' for n, kernel in enumerate(kernels))
+    options = ["-O1", "-Wall", "-Werror", "-static", "-pthread", f"-DKERNELS={table}"]
+    subprocess.run([COMPILER, *options, "-o", program, DRIVER, *names, "-lm"], check=True)
     return program
 
 
-def launch(program: Path, record: KernelRecord, words: Sequence[int | float]) -> int:
-    """Run on argument words that point into this process: buffers go by file, and results come back. The fault word."""
-    packed = struct.pack(record.format, *words)
-    places, job, at = [], [], 0
+def launch(program: Path, record: KernelRecord, words: Sequence[int | float], parts: Sequence[int]) -> int:
+    """Run on argument words that point into this process, and `parts`, those of the memory between kernels: buffers go by file,
+    and results come back. The fault word."""
+    packed = struct.pack(record.format, *words) + struct.pack(f"={len(parts)}q", *parts)
+    buffers: list[tuple[str, int, int]] = []  # role, address, bytes
+    job: list[bytes] = []
+    at = 0
+
+    def add(role: str, item: int, rank: int, given: Sequence[int | float]) -> None:
+        """A buffer whose words are the first of `given`."""
+        nonlocal at
+        address, *rest = (int(word) for word in given[: 1 + 2 * rank])
+        sizes, strides = rest[:rank], rest[rank:]
+        size = item * (sum((n - 1) * stride for n, stride in zip(sizes, strides, strict=True)) + 1) if all(sizes) else 0
+        buffers.append((role, address, size))
+        job.append(struct.pack("=2q", at, size))
+        job.append(b"\x7f" * size if role == "between" else ctypes.string_at(address, size) if size else b"")
+        at += 1 + 2 * rank
+
     for argument in record.arguments:
-        if argument.kind != "buffer":
+        if argument.kind == "buffer":
+            add(argument.role, BYTES[argument.dtype], argument.rank, words[at:])
+        else:
             at += 1
-            continue
-        address, *rest = (int(word) for word in words[at : at + 1 + 2 * argument.rank])
-        sizes, strides = rest[: argument.rank], rest[argument.rank :]
-        extent = sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True)) + 1
-        size = BYTES[argument.dtype] * (extent if all(sizes) else 0)
-        places.append((argument, address, size))
-        job += [struct.pack("=2q", at, size), ctypes.string_at(address, size) if size else b""]
-        at += 1 + 2 * argument.rank
-    thread_bytes = -(-record.thread_bytes // 64) * 64
-    head = struct.pack("=4q", record.words, len(places), thread_bytes, THREADS)
+    for part in record.extra.get("scratch", ()):
+        add("between", BYTES[part["dtype"]], len(part["sizes"]), parts[at - record.words :])
+    head = struct.pack("=3q", record.words + len(parts), len(buffers), THREADS)
     asked, answered = program.with_suffix(".job"), program.with_suffix(".result")
     asked.write_bytes(b"".join([head, packed, *job]))
     done = subprocess.run([EMULATOR, program, asked, answered], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, f"{program.name} under {EMULATOR}: exit {done.returncode} {done.stderr}"
-    answer, at = answered.read_bytes(), 40
-    for argument, address, size in places:
-        if argument.role in ("out", "lse", "max"):
+    answer, at = answered.read_bytes(), 8
+    for role, address, size in buffers:
+        if role in ("out", "lse", "max"):
             ctypes.memmove(address, answer[at : at + size], size)
         at += size
-    return struct.unpack_from("=5q", answer)[4]
+    return int.from_bytes(answer[:8], "little")

@@ -50,6 +50,14 @@ def test_neon(name: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     check(p, *on_neon(p, tmp_path, monkeypatch), name=name)
 
 
+@pytest.mark.parametrize(("name", "dtype"), [("identity", "f32"), ("alibi_causal", "bf16"), ("soft_cap", "f16")])
+def test_neon_with_few_queries(name: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The keys in chunks, and a second kernel that merges them."""
+    sizes = ENTRIES[name].sizes.but(batch=1, heads=8, kv_heads=2, queries=2, keys=1100, head_dim=64, value_dim=64)
+    p = problem(name, sizes, dtype=dtype)
+    check(p, *on_neon(p, tmp_path, monkeypatch), name=name)
+
+
 def test_an_index_out_of_range_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     table = torch.linspace(-1, 1, 50)
     generator = torch.Generator().manual_seed(0)

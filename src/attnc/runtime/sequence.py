@@ -86,7 +86,7 @@ class KernelSequence:
             self._stages = list(zip(plans, works, calls, self._thread_bytes, strict=True))
             self._loaded = loaded
 
-    def _part_words(self, words: Sequence[int | float]) -> tuple[list[int], int]:
+    def part_words(self, words: Sequence[int | float]) -> tuple[list[int], int]:
         """The words of the buffers between kernels, their addresses counted from 0, and how many bytes they are together."""
         found: list[int] = []
         end = 0
@@ -108,7 +108,7 @@ class KernelSequence:
             frame = self._frames.pop()
         except IndexError:
             frame = _Frame(self._words)
-        parts, parts_bytes = self._part_words(words)
+        parts, parts_bytes = self.part_words(words)
         # The kernels' plans read sizes alone, so the buffers may have their places later.
         self._fill(frame, words, parts)
         plans = []
