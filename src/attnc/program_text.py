@@ -39,8 +39,8 @@ NOTHING = Record(None, None)
 class Program:
     """What a call computes, its tensors aside.
 
-    `record`: both mods; `return_lse`, `return_max`: which statistics are asked; `block_size`: (queries, keys) where a BlockMask's
-    lists are passed, else None; `mask_full_blocks`: whether the mask_mod applies in its full blocks, too.
+    `record`: both mods; `return_lse`, `return_max`: which statistics are asked; `block_size`: (queries, keys) where a
+    BlockMask's lists are passed, else None; `mask_full_blocks`: whether the mask_mod applies in its full blocks, too.
     """
 
     record: Record = NOTHING

@@ -1,7 +1,7 @@
 """`scaled_dot_product_attention`: torch's function, on attnc's road.
 
-Masks are mods that are compiled once for each kind, whatever their shape: none, causal, causal with an offset, a bool or a float
-`attn_mask`. The mask tensor is broadcast by stride 0 and gathered inside the kernel; it is never copied or converted.
+Masks are mods that are compiled once for each kind, whatever their shape: none, causal, causal with an offset, a bool or a
+float `attn_mask`. The mask tensor is broadcast by stride 0 and gathered inside the kernel; it is never copied or converted.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def scaled_dot_product_attention(
     """softmax(scale · query keyᵀ + mask) value, as `torch.nn.functional.scaled_dot_product_attention`, compiled for the CPU.
 
     Arguments:
-        query: [..., Hq, Sq, E] with any number of batch dims (also [N, Sq, E] and [Sq, E]), of f64, f32, f16 or bf16, any strides.
-        key, value: [..., Hkv, Skv, E] and [..., Hkv, Skv, Ev] of the same dtype; batch dims broadcast.
-        attn_mask: bool (True: may attend) or float (added to the scaled scores), of any shape that broadcasts to
+        query: [..., Hq, Sq, E] with any number of batch dims (also [N, Sq, E] and [Sq, E]), of f64, f32, f16 or bf16, any
+        strides. key, value: [..., Hkv, Skv, E] and [..., Hkv, Skv, Ev] of the same dtype; batch dims broadcast. attn_mask:
+        bool (True: may attend) or float (added to the scaled scores), of any shape that broadcasts to
             [..., Hq, Sq, Skv]; or a `torch.nn.attention.bias.CausalBias`.
         dropout_p: 0.0.
         is_causal: query q sees the keys k <= q (upper-left, as torch, also where Sq != Skv).
@@ -61,19 +61,17 @@ def scaled_dot_product_attention(
     if is_watched():
         from attnc.integrations import traced_sdpa
 
-        return traced_sdpa.scaled_dot_product_attention(
-            query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
-        )
+        return traced_sdpa.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     kind, mask, numbers = mask_kind(query, key, attn_mask, dropout_p, is_causal)
     plain = query.dim() == key.dim() == value.dim() == 4
     shape = query.shape
-    if not plain or query.shape[:2] != key.shape[:2]:
+    if not plain or query.shape[0] != key.shape[0] or query.shape[1] != key.shape[1]:
         query, key, value, shape = four_dims(query, key, value, enable_gqa)
     call = flex.checked_call(query, key, value, None, None, scale, True, False, None, None, None)
     if kind != PLAIN and call.has_values:
         captures = [] if mask is None else [checked_mask(expanded_mask(mask, shape, key.shape[2]))]
         found = record(kind, query.dtype is torch.float64)
-        call.record = check_operands(found, captures, numbers, call.query.dtype) if captures else found
+        call.record = check_operands(found, captures, call.query.dtype) if captures else found
         call.captures, call.numbers = captures, numbers
     out = flex.run(call)[0]
     return out if plain else out.reshape(*shape[:-1], out.shape[-1])
@@ -103,7 +101,8 @@ def _causal_bias(query: Tensor, key: Tensor, bias: Any) -> tuple[str, Tensor | N
     queries, keys = query.shape[-2], key.shape[-2]
     if (bias.seq_len_q, bias.seq_len_kv) != (queries, keys):
         raise AttentionMaskError(
-            f"the CausalBias was made for {bias.seq_len_q} queries and {bias.seq_len_kv} keys, the call has {queries} and {keys}"
+            f"the CausalBias was made for {bias.seq_len_q} queries and {bias.seq_len_kv} keys, "
+            f"the call has {queries} and {keys}"
         )
     if bias.variant.name == "UPPER_LEFT" or queries == keys:
         return CAUSAL, None, []
@@ -111,11 +110,13 @@ def _causal_bias(query: Tensor, key: Tensor, bias: Any) -> tuple[str, Tensor | N
 
 
 def four_dims(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> tuple[Tensor, Tensor, Tensor, Sequence[int]]:
-    """The three as [B, H, S, E], batch dims (and heads, without `enable_gqa`) broadcast as torch does, and query's shape with these
-    batch dims. Raises `ShapeError`."""
+    """The three as [B, H, S, E], batch dims (and heads, without `enable_gqa`) broadcast as torch does, and query's shape with
+    these batch dims. Raises `ShapeError`."""
     ranks = (query.dim(), key.dim(), value.dim())
     if min(ranks) < 2:
-        raise ShapeError(f"query, key and value have {ranks[0]}, {ranks[1]} and {ranks[2]} dimensions", remedy="two or more are needed")
+        raise ShapeError(
+            f"query, key and value have {ranks[0]}, {ranks[1]} and {ranks[2]} dimensions", remedy="two or more are needed"
+        )
     rank = max(ranks)
     query, key, value = (tensor.reshape(*(1,) * (rank - tensor.dim()), *tensor.shape) for tensor in (query, key, value))
     batch = broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])
@@ -148,7 +149,9 @@ def broadcast_shapes(*shapes: Sequence[int]) -> tuple[int, ...]:
     for sizes in zip(*shapes, strict=True):
         size = next((size for size in sizes if size != 1), 1)
         if any(other not in (1, size) for other in sizes):
-            raise ShapeError(f"query, key and value have batch dims (or heads) that do not broadcast: {list(map(list, shapes))}")
+            raise ShapeError(
+                f"query, key and value have batch dims (or heads) that do not broadcast: {list(map(list, shapes))}"
+            )
         result.append(size)
     return tuple(result)
 
@@ -181,7 +184,8 @@ def checked_mask(mask: Tensor) -> Tensor:
 # -- mods -------------------------------------------------------------------------------------------------------------------
 @functools.cache
 def record(kind: str, double: bool) -> Record:
-    """The record of a kind of mask, for scores of f64 or f32. Of the mask's strides only the last is compiled in, if it is 1."""
+    """The record of a kind of mask, for scores of f64 or f32. Of the mask's strides only the last is compiled in, if it is
+    1."""
     from attnc.integrations.graph_capture import plain_torch
 
     if kind == PLAIN:

@@ -1,11 +1,12 @@
 """The one operator torch sees: `torch.ops.attnc.attention`, and its backward's schema.
 
-Whatever traces, transforms or records a call (torch.compile, torch.export, vmap, FakeTensor and other modes, the profiler) meets
-this operator; an eager call without any of these goes straight to the runtime. The mods travel as `program`, a self-contained text
-(`program_text.py`); the tensors and numbers that they capture, a BlockMask's lists and the scale are operands.
+Whatever traces, transforms or records a call (torch.compile, torch.export, vmap, FakeTensor and other modes, the profiler)
+meets this operator; an eager call without any of these goes straight to the runtime. The mods travel as `program`, a
+self-contained text (`program_text.py`); the tensors and numbers that they capture, a BlockMask's lists and the scale are
+operands.
 
-Importing this module registers the operator, and imports nothing of attnc: loading a graph that holds it is cheap. A process that
-has imported attnc and torch, in whichever order, has it (`integrations/torch_import.py`).
+Importing this module registers the operator, and imports nothing of attnc: loading a graph that holds it is cheap. A process
+that has imported attnc and torch, in whichever order, has it (`integrations/torch_import.py`).
 """
 
 from __future__ import annotations
@@ -21,18 +22,22 @@ LIBRARY = torch.library.Library("attnc", "DEF")
 # The results' strides follow from the query's, so a compiler that moves tensors about must hand over those it was told of.
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 
-# scale: a number; scale_tensor: a 0-d tensor, in its place; neither: 1/√E. block_lists: kv_num_blocks, kv_indices, and those of the
-# full blocks where there are such. lse and max_scores have no elements where the program does not ask for them.
+# ints and floats: the captured numbers, in the program's order (torch.export can save neither mixed nor empty lists of
+# numbers, so None stands for none). scale: a number; scale_tensor: a 0-d tensor, in its place; neither: 1/√E. block_lists:
+# kv_num_blocks, kv_indices, and those of the full blocks where there are such. lse and max_scores have no elements where the
+# program does not ask for them.
 LIBRARY.define(
-    "attention(Tensor query, Tensor key, Tensor value, Tensor[] captures, Scalar[] numbers, Tensor[] block_lists, str program, "
-    "Scalar? scale=None, Tensor? scale_tensor=None) -> (Tensor out, Tensor lse, Tensor max_scores)",
+    "attention(Tensor query, Tensor key, Tensor value, Tensor[] captures, Scalar[]? ints, Scalar[]? floats, "
+    "Tensor[] block_lists, str program, Scalar? scale=None, Tensor? scale_tensor=None) "
+    "-> (Tensor out, Tensor lse, Tensor max_scores)",
     tags=_TAGS,
 )
-# `needs` says which of query, key, value, scale_tensor and each capture want a gradient; those that do not get one without elements.
+# `needs` says which of query, key, value, scale_tensor and each capture want a gradient; those that do not get one without
+# elements.
 LIBRARY.define(
     "attention_backward(Tensor grad_out, Tensor? grad_lse, Tensor? grad_max_scores, Tensor query, Tensor key, Tensor value, "
-    "Tensor out, Tensor lse, Tensor[] captures, Scalar[] numbers, Tensor[] block_lists, str program, bool[] needs, "
-    "Scalar? scale=None, Tensor? scale_tensor=None) "
+    "Tensor out, Tensor lse, Tensor[] captures, Scalar[]? ints, Scalar[]? floats, Tensor[] block_lists, str program, "
+    "bool[] needs, Scalar? scale=None, Tensor? scale_tensor=None) "
     "-> (Tensor grad_query, Tensor grad_key, Tensor grad_value, Tensor grad_scale, Tensor[] grad_captures)",
     tags=_TAGS,
 )
@@ -46,7 +51,8 @@ def _attention_cpu(
     key: Tensor,
     value: Tensor,
     captures: Sequence[Tensor],
-    numbers: Sequence[int | float],
+    ints: Sequence[int] | None,
+    floats: Sequence[float] | None,
     block_lists: Sequence[Tensor],
     program: str,
     scale: int | float | None = None,
@@ -54,7 +60,7 @@ def _attention_cpu(
 ) -> tuple[Tensor, Tensor, Tensor]:
     from attnc.integrations.operator import run
 
-    return run(query, key, value, captures, numbers, block_lists, program, scale, scale_tensor)
+    return run(query, key, value, captures, ints, floats, block_lists, program, scale, scale_tensor)
 
 
 def _attention_fake(
@@ -62,7 +68,8 @@ def _attention_fake(
     key: Tensor,
     value: Tensor,
     captures: Sequence[Tensor],
-    numbers: Sequence[Any],
+    ints: Sequence[Any] | None,
+    floats: Sequence[Any] | None,
     block_lists: Sequence[Tensor],
     program: str,
     scale: Any = None,
@@ -78,7 +85,8 @@ def _attention_autograd(
     key: Tensor,
     value: Tensor,
     captures: Sequence[Tensor],
-    numbers: Sequence[Any],
+    ints: Sequence[Any] | None,
+    floats: Sequence[Any] | None,
     block_lists: Sequence[Tensor],
     program: str,
     scale: Any = None,
@@ -92,7 +100,7 @@ def _attention_autograd(
         tensors += [("a captured tensor", tensor) for tensor in captures]
         checks.check_gradients(tensors if scale_tensor is None else [*tensors, ("scale", scale_tensor)])
     with torch._C._AutoDispatchBelowAutograd():
-        return attention(query, key, value, captures, numbers, block_lists, program, scale, scale_tensor)
+        return attention(query, key, value, captures, ints, floats, block_lists, program, scale, scale_tensor)
 
 
 def _attention_vmap(keyset: Any, *arguments: Any, **keywords: Any) -> Any:
@@ -126,7 +134,8 @@ def _backward_fake(
     out: Tensor,
     lse: Tensor,
     captures: Sequence[Tensor],
-    numbers: Sequence[Any],
+    ints: Sequence[Any] | None,
+    floats: Sequence[Any] | None,
     block_lists: Sequence[Tensor],
     program: str,
     needs: Sequence[bool],

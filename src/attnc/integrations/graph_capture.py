@@ -151,7 +151,8 @@ class _Environment(Environment):
 
 
 def capture_functions(score_mod: Any, mask_mod: Any, score_dtype: torch.dtype) -> Operands:
-    """The record of two mods (either may be None), and what they capture now. Raises as `attnc.capture.capture.capture` does."""
+    """The record of two mods (either may be None), and what they capture now. Raises as `attnc.capture.capture.capture`
+    does."""
     if score_mod is None and mask_mod is None:
         return Operands(Record(None, None), (), ())
     with plain_torch():
@@ -190,6 +191,9 @@ class GraphOperands:
     operands: dict[str, int]
     sizes: dict[str, tuple[int, int]]
     constants: dict[str, float]
+    items: dict[str, tuple[int, Any]]
+    """Numbers that a graph takes from a 0-d operand by `.item()`, as dynamo does with floats: place, and the symbolic
+    number."""
 
 
 class _GraphTracer(GraphTracer):
@@ -202,6 +206,7 @@ class _GraphTracer(GraphTracer):
         self.variables: dict[str, int] = {}
         self.size_variables: dict[str, tuple[int, int]] = {}
         self.constants: dict[str, float] = {}
+        self.items: dict[str, tuple[int, Any]] = {}
         self.arguments = [self._argument(place, operand) for place, operand in enumerate(operands)]
 
     def _argument(self, place: int, operand: Any) -> Any:
@@ -226,6 +231,15 @@ class _GraphTracer(GraphTracer):
         self.constants[node.variable] = number
         return NumberProxy(self.plan, ("read", node), number)
 
+    def item(self, standin: Tensor, symbol: Any) -> NumberProxy:
+        """`operand.item()`, where the graph knows the number by `symbol`."""
+        operand = self.value(standin).operand
+        assert isinstance(operand, Captured)
+        place = self.places[operand.index]
+        node = self.plan.read(f"operand{place}.item()", self.names[place])
+        self.items[node.variable] = place, symbol
+        return NumberProxy(self.plan, ("read", node), hint(symbol))
+
     def _plan(self, captures: list[Any], types: tuple[CaptureType, ...], numbers: list[NumberProxy]) -> LazyCheck:
         self.expressions = [number._expression for number in numbers]
         self.used = [self.places[self.captures.index(capture)] for capture in captures]
@@ -240,6 +254,9 @@ class _Runner(Interpreter):
 
     def run_node(self, n: torch.fx.Node) -> Any:
         args, kwargs = self.fetch_args_kwargs_from_env(n)
+        symbol = n.meta.get("example_value")
+        if n.op == "call_method" and n.target == "item" and isinstance(symbol, torch.SymFloat):
+            return self.tracer.item(args[0], symbol)
         if n.op in ("call_function", "call_method"):
             args, kwargs = torch.fx.node.map_aggregate((args, kwargs), self._number)  # type: ignore[misc]
         return getattr(self, n.op)(n.target, args, kwargs)
@@ -280,6 +297,7 @@ def capture_graphs(
         tracer.variables,
         tracer.size_variables,
         tracer.constants,
+        tracer.items,
     )
     for expression, answer in tracer.plan._guards.items():
         if not evaluate(expression, found, operands) == answer:  # of a symbolic number this is a guard
@@ -318,6 +336,7 @@ def evaluate(expression: Expression, found: GraphOperands, operands: Sequence[An
     """The value of a number's expression, for these operands."""
     values: dict[str, Any] = {variable: operands[place] for variable, place in found.operands.items()}
     values |= {variable: operands[place].shape[dim] for variable, (place, dim) in found.sizes.items()}
+    values |= {variable: symbol for variable, (_, symbol) in found.items.items()}
     values |= found.constants
     return eval(source(expression), {"fromhex": float.fromhex}, values)
 

@@ -23,7 +23,8 @@ def run(
     key: Tensor,
     value: Tensor,
     captures: Sequence[Tensor],
-    numbers: Sequence[int | float],
+    ints: Sequence[int] | None,
+    floats: Sequence[float] | None,
     block_lists: Sequence[Tensor],
     program: str,
     scale: int | float | None,
@@ -39,12 +40,9 @@ def run(
     call.query, call.key, call.value = query, key, value
     call.layout, call.signature = flex._layout(query, key, value, True, read.return_lse, read.return_max)
     call.scale = checks.scale_value(scale if scale_tensor is None else scale_tensor, call.signature.head_dim)
-    call.record = check_operands(read.record, captures, numbers, element)
+    call.record = check_operands(read.record, captures, element)
     call.captures = captures
-    call.numbers = [
-        float(number) if type_.kind == "float" else number
-        for type_, number in zip(read.record.numbers, numbers, strict=True)
-    ]
+    call.numbers = join_numbers(read.record, ints or (), floats or ())
     call.blocks = None
     if read.block_size is not None:
         call.blocks = _classes(block_lists, read, query.shape, key.shape[2])
@@ -53,15 +51,32 @@ def run(
     return out, query.new_empty(0) if lse is None else lse, query.new_empty(0) if max_scores is None else max_scores
 
 
-def check_operands(
-    record: Record, captures: Sequence[Tensor], numbers: Sequence[int | float], element: torch.dtype
-) -> Record:
-    """The record for the strides of these captured tensors. Raises where operands and program do not fit: a graph was changed by hand,
-    or a tensor has another dtype or fixed length than it was traced with."""
-    if len(captures) != len(record.captures) or len(numbers) != len(record.numbers):
+def split_numbers(record: Record, numbers: Sequence[Any]) -> tuple[list[Any] | None, list[Any] | None]:
+    """A record's numbers as the operator's ints and floats."""
+    kinds = [type_.kind for type_ in record.numbers]
+    ints = [number for kind, number in zip(kinds, numbers, strict=True) if kind == "int"]
+    floats = [number for kind, number in zip(kinds, numbers, strict=True) if kind == "float"]
+    return ints or None, floats or None
+
+
+def join_numbers(record: Record, ints: Sequence[int], floats: Sequence[float]) -> list[int | float]:
+    """The operator's ints and floats in the order of the record. Raises `ArgumentsError`."""
+    kinds = [type_.kind for type_ in record.numbers]
+    if kinds.count("int") != len(ints) or kinds.count("float") != len(floats):
         raise ArgumentsError(
-            f"attnc::attention got {len(captures)} captured tensors and {len(numbers)} numbers",
-            remedy=f"its program takes {len(record.captures)} and {len(record.numbers)}",
+            f"attnc::attention got {len(ints)} ints and {len(floats)} floats",
+            remedy=f"its program takes {kinds.count('int')} and {kinds.count('float')}",
+        )
+    remaining = {"int": iter(ints), "float": map(float, floats)}
+    return [next(remaining[kind]) for kind in kinds]
+
+
+def check_operands(record: Record, captures: Sequence[Tensor], element: torch.dtype) -> Record:
+    """The record for the strides of these captured tensors. Raises where operands and program do not fit: a graph was changed
+    by hand, or a tensor has another dtype or fixed length than it was traced with."""
+    if len(captures) != len(record.captures):
+        raise ArgumentsError(
+            f"attnc::attention got {len(captures)} captured tensors", remedy=f"its program takes {len(record.captures)}"
         )
     if record.score is not None and (record.score.arguments[0].dtype == "float64") != (element is torch.float64):
         raise DtypeError(
@@ -76,8 +91,8 @@ def check_operands(
 
 
 def _strides(capture: CaptureType, tensor: Tensor) -> str:
-    """The stride pattern that is compiled in: the tensor's own where the record leaves it open (""), else the record's, as far as
-    it holds for this tensor."""
+    """The stride pattern that is compiled in: the tensor's own where the record leaves it open (an empty text), else the
+    record's, as far as it holds for this tensor."""
     own = stride_pattern(tensor.shape, tensor.stride())
     if not capture.strides:
         return own
@@ -105,7 +120,9 @@ def _classes(lists: Sequence[Tensor], program: Program, query: Sequence[int], ke
     """The block classes int8 [B, Hq, query blocks, key blocks] of a BlockMask's lists."""
     assert program.block_size is not None
     if len(lists) not in (2, 4):
-        raise ArgumentsError(f"attnc::attention got {len(lists)} block lists", remedy="a BlockMask has two, or four with full blocks")
+        raise ArgumentsError(
+            f"attnc::attention got {len(lists)} block lists", remedy="a BlockMask has two, or four with full blocks"
+        )
     batch, heads, queries, _ = query
     rows, columns = -(-queries // program.block_size[0]), -(-keys // program.block_size[1])
     classes = build_classes(*([*lists, None, None][:4]), rows, columns)  # type: ignore[arg-type]
@@ -113,7 +130,8 @@ def _classes(lists: Sequence[Tensor], program: Program, query: Sequence[int], ke
         classes = classes.clamp(max=PARTIAL)
     if classes.shape[0] not in (1, batch) or classes.shape[1] not in (1, heads):
         raise BlockMaskError(
-            f"the BlockMask was made for batch {classes.shape[0]} and {classes.shape[1]} heads, the call has {batch} and {heads}"
+            f"the BlockMask was made for batch {classes.shape[0]} and {classes.shape[1]} heads, "
+            f"the call has {batch} and {heads}"
         )
     return classes.expand(batch, heads, -1, -1)
 

@@ -1,7 +1,7 @@
 """Turning a replacement of torch's functions on and off: nested and concurrent uses are counted.
 
-While one is on, torch.compile's caches on disk get a tag: what is traced then does not serve calls without the replacement, nor in a
-process without attnc.
+While one is on, torch.compile's caches on disk get a tag: what is traced then does not serve calls without the replacement,
+nor in a process without attnc.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
 """`torch.compile(model, backend="attnc")`: attention on attnc, the rest on Inductor (or eager, where no C++ compiler is).
 
-One pass over the graph that dynamo made puts attnc's functions in the place of torch's flex_attention and scaled_dot_product_attention;
-then the whole graph goes through AOTAutograd to Inductor, which sees `attnc::attention` as one more operator.
+One pass over the graph that dynamo made puts attnc's functions in the place of torch's flex_attention and
+scaled_dot_product_attention; then the whole graph goes through AOTAutograd to Inductor, which sees `attnc::attention` as one
+more operator.
 
     %out = scaled_dot_product_attention(%q, %k, %v, is_causal=True)       before
-    %out = attnc.scaled_dot_product_attention(%q, %k, %v, is_causal=True)       after, AOTAutograd makes it torch.ops.attnc.attention
+    %out = attnc.scaled_dot_product_attention(%q, %k, %v, is_causal=True)       after, AOTAutograd makes it
+    torch.ops.attnc.attention
 
 A node that needs a gradient, or that attnc refuses, stays torch's; `attnc.stats()` counts both.
 """
@@ -17,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
@@ -35,7 +38,9 @@ _SDPA = (
 )
 
 
-def backend(module: GraphModule, inputs: Sequence[Any], *, options: dict[str, Any] | None = None, **others: Any) -> Callable[..., Any]:
+def backend(
+    module: GraphModule, inputs: Sequence[Any], *, options: dict[str, Any] | None = None, **others: Any
+) -> Callable[..., Any]:
     """The backend's entry point, called by torch.compile for each graph.
 
     `options={"rest": "inductor" | "eager"}` says what runs the rest of the graph; by default Inductor where a C++ compiler is
@@ -46,7 +51,7 @@ def backend(module: GraphModule, inputs: Sequence[Any], *, options: dict[str, An
     if rest == "inductor":
         from torch._inductor.compile_fx import compile_fx
 
-        return compile_fx(module, list(inputs))
+        return compile_fx(module, list(inputs))  # type: ignore[return-value]
     from torch._dynamo.backends.debugging import aot_eager
 
     return aot_eager(module, list(inputs))
@@ -57,7 +62,9 @@ def _rest(options: dict[str, Any] | None, others: dict[str, Any]) -> str:
     rest = given.pop("rest", None)
     if given or others:
         name = next(iter({**given, **others}))
-        raise ArgumentsError(f'backend "attnc" has no option {name!r}', remedy='options={"rest": "inductor"} or {"rest": "eager"}')
+        raise ArgumentsError(
+            f'backend "attnc" has no option {name!r}', remedy='options={"rest": "inductor"} or {"rest": "eager"}'
+        )
     if rest is None:
         return "inductor" if has_cpp_compiler() else "eager"
     if rest not in RESTS:
@@ -145,8 +152,7 @@ def _on_examples(module: GraphModule, node: Node, function: Callable[..., Any]) 
         return argument.meta["example_value"]
 
     args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), example)  # type: ignore[misc]
-    mode = torch._guards.detect_fake_mode([value for value in args if isinstance(value, Tensor)])
-    assert mode is not None
+    mode = next(value.fake_mode for value in args if isinstance(value, FakeTensor))  # dynamo's, not the one of the context
     with torch.no_grad(), mode:
         return function(*args, **kwargs)
 

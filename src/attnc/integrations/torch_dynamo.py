@@ -1,12 +1,12 @@
 """flex_attention under torch.compile: a higher-order operator that dynamo traces and that leaves no trace of itself.
 
-dynamo meets `flex_in_graph(query, key, value, score_mod, mask_mod, …)`, traces both mods as it does for torch's own flex_attention,
-and then, in its place, writes the plain operator into the graph:
+dynamo meets `flex_in_graph(query, key, value, score_mod, mask_mod, …)`, traces both mods as it does for torch's own
+flex_attention, and then, in its place, writes the plain operator into the graph:
 
     out, lse, max_scores = torch.ops.attnc.attention(query, key, value, [captures], [numbers], [block lists], "{…}", scale)
 
-A graph break is asked for where attnc refuses, so that the eager call raises its own error (with fullgraph=True the break's message
-holds it). This module is imported by the call itself while dynamo traces it, never by eager use.
+A graph break is asked for where attnc refuses, so that the eager call raises its own error (with fullgraph=True the break's
+message holds it). This module is imported by the call itself while dynamo traces it, never by eager use.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from attnc import torch_op
 from attnc.capture.numbers import Expression
 from attnc.errors import AttncError, GradientNotImplementedError
 from attnc.integrations.graph_capture import GraphOperands, capture_graphs, evaluate
+from attnc.integrations.operator import split_numbers
 from attnc.program_text import Program, to_text
 
 
@@ -101,8 +102,8 @@ class FlexInGraphVariable(TorchHigherOrderOperatorVariable):
                 key.as_proxy(),
                 value.as_proxy(),
                 operands.tensors,
-                operands.numbers,
-                [item.as_proxy() for item in lists.items],
+                *split_numbers(found.record, operands.numbers),
+                [item.as_proxy() for item in lists.items],  # type: ignore[attr-defined]
                 to_text(program),
                 scale.as_proxy(),
                 scale_tensor.as_proxy(),
@@ -140,8 +141,8 @@ class FlexInGraphVariable(TorchHigherOrderOperatorVariable):
 
 @contextmanager
 def _symbolic_ints(tx: Any) -> Iterator[None]:
-    """Ints that a mod captures are symbolic at once, not only after their first change: they are run-time arguments of the kernel
-    anyway, so a change recompiles nothing. (In an export all captured numbers are constants.)"""
+    """Ints that a mod captures are symbolic at once, not only after their first change: they are run-time arguments of the
+    kernel anyway, so a change recompiles nothing. (In an export all captured numbers are constants.)"""
     if tx.output.export or torch.compiler.is_exporting() or torch._dynamo.config.specialize_int:
         yield
         return
@@ -189,8 +190,12 @@ class _Operands:
             variable = expression[1].variable
             if variable in self.found.operands:
                 return self.proxies[self.found.operands[variable]]
-            place, dim = self.found.sizes[variable]
-            proxy = self.tx.output.create_proxy("call_method", "size", (self.proxies[place], dim), {})
+            if variable in self.found.items:
+                place, _ = self.found.items[variable]
+                proxy = self.tx.output.create_proxy("call_method", "item", (self.proxies[place],), {})
+            else:
+                place, dim = self.found.sizes[variable]
+                proxy = self.tx.output.create_proxy("call_method", "size", (self.proxies[place], dim), {})
         else:
             names = {f"x{i}": self._number(part) for i, part in enumerate(expression[1:])}
             proxy = eval(expression[0].format(*names), {}, names)

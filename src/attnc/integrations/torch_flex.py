@@ -1,6 +1,7 @@
 """torch's own `flex_attention` on attnc: its higher-order operator, called with FX graphs for mods.
 
-    out, lse, max = flex_attention(query, key, value, score_graph, (block lists, sizes, mask_graph), scale, options, captures, captures)
+    out, lse, max = flex_attention(query, key, value, score_graph, (block lists, sizes, mask_graph), scale, options, captures,
+    captures)
 
 `attention` computes what that operator does, statistics in log2 units included; `enable_torch_flex()` puts it in its place.
 """
@@ -24,6 +25,7 @@ from attnc import checks, torch_op
 from attnc.capture.block_mask import _UNBOUNDED
 from attnc.errors import AttncError
 from attnc.integrations.graph_capture import GraphOperands, Operands, capture_functions, capture_graphs, operands_of
+from attnc.integrations.operator import split_numbers
 from attnc.integrations.stats import FLEX, count_left, count_taken
 from attnc.integrations.switch import Enabled, Switch
 from attnc.integrations.torch_sdpa import reason_to_leave
@@ -36,14 +38,15 @@ LN_2 = math.log(2.0)
 
 
 def enable_torch_flex() -> Enabled:
-    """Let torch's own `torch.nn.attention.flex_attention.flex_attention` on CPU tensors run attnc, eager and under torch.compile.
+    """Let torch's own `torch.nn.attention.flex_attention.flex_attention` on CPU tensors run attnc, eager and under
+    torch.compile.
 
         with attnc.enable_torch_flex():
             flex_attention(query, key, value, score_mod, block_mask)
 
-    It holds for the whole process while at least one such block, or object until its `close()`, is open. There is no gradient yet
-    (torch itself refuses them on the CPU). What attnc refuses runs torch's own, and `attnc.stats()` counts it with the reason.
-    Graphs that torch.compile has traced before stay as they are.
+    It holds for the whole process while at least one such block, or object until its `close()`, is open. There is no gradient
+    yet (torch itself refuses them on the CPU). What attnc refuses runs torch's own, and `attnc.stats()` counts it with the
+    reason. Graphs that torch.compile has traced before stay as they are.
     """
     return _switch.on()
 
@@ -65,13 +68,14 @@ def attention(
     check_shapes(query.shape, key.shape, value.shape, True)
     score_dtype = torch.float64 if query.dtype is torch.float64 else torch.float32
     record, captures, numbers = _captured(score_mod, block_mask[-1], score_captures, mask_captures, score_dtype)
+    ints, floats = split_numbers(record, numbers)
     lists, block_size = block_lists(block_mask)
     want_lse = bool(kernel_options.get("OUTPUT_LOGSUMEXP", True))
     want_max = bool(kernel_options.get("OUTPUT_MAX", True))
     text = to_text(Program(record, want_lse, want_max, block_size))
     number, scale_tensor = (None, scale) if isinstance(scale, Tensor) else (scale, None)
     out, lse, max_scores = torch_op.attention(
-        query, key, value, list(captures), list(numbers), lists, text, number, scale_tensor
+        query, key, value, list(captures), ints, floats, lists, text, number, scale_tensor
     )
     empty = functools.partial(query.new_empty, query.shape[:3], dtype=score_dtype)
     return out, lse / LN_2 if want_lse else empty(), max_scores / LN_2 if want_max else empty()

@@ -1,7 +1,7 @@
 """The operator is known to torch as soon as attnc and torch are both imported, in whichever order.
 
-A loaded graph (`torch.export.load`) or a script then finds `torch.ops.attnc.attention` after a mere `import attnc`, which still does
-not import torch.
+A loaded graph (`torch.export.load`) or a script then finds `torch.ops.attnc.attention` after a mere `import attnc`, which
+still does not import torch.
 """
 
 from __future__ import annotations

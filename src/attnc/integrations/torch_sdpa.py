@@ -25,9 +25,10 @@ def sdpa() -> Enabled:
 
         enabled = attnc.sdpa()      # or until enabled.close()
 
-    It holds for the whole process, all threads included, while at least one such block or object is open; then torch's function is
-    itself again. What attnc refuses (dropout, gradients so far, …) runs torch's own kernels, and `attnc.stats()` counts it with
-    the reason. Under torch.func's vmap torch's own is used. Graphs that torch.compile has traced before stay as they are.
+    It holds for the whole process, all threads included, while at least one such block or object is open; then torch's
+    function is itself again. What attnc refuses (dropout, gradients so far, …) runs torch's own kernels, and `attnc.stats()`
+    counts it with the reason. Under torch.func's vmap torch's own is used. Graphs that torch.compile has traced before stay
+    as they are.
     """
     return _switch.on()
 

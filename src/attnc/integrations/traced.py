@@ -40,7 +40,9 @@ def flex_attention(
     want_lse, want_max = return_lse, False
     if return_aux is not None:
         if return_lse:
-            raise ArgumentsError("both return_lse and return_aux are given", remedy="pass return_aux=AuxRequest(lse=True) alone")
+            raise ArgumentsError(
+                "both return_lse and return_aux are given", remedy="pass return_aux=AuxRequest(lse=True) alone"
+            )
         want_lse, want_max = return_aux.lse, return_aux.max_scores
     query, key, value = inputs(query, key, value)
     check_shapes(query.shape, key.shape, value.shape, enable_gqa)
@@ -74,12 +76,14 @@ def flex_attention(
         )
     else:
         from attnc.integrations.graph_capture import capture_functions
+        from attnc.integrations.operator import split_numbers
 
         score_dtype = torch.float64 if query.dtype is torch.float64 else torch.float32
         record, captures, numbers = capture_functions(score_mod, mask_mod, score_dtype)
+        ints, floats = split_numbers(record, numbers)
         program = Program(record, bool(want_lse), bool(want_max), block_size, mask_full_blocks)
         out, lse, max_scores = torch_op.attention(
-            query, key, value, list(captures), list(numbers), lists, to_text(program), number, scale_tensor
+            query, key, value, list(captures), ints, floats, lists, to_text(program), number, scale_tensor
         )
     if return_aux is not None:
         return out, AuxOutput(lse=lse if want_lse else None, max_scores=max_scores if want_max else None)
@@ -119,7 +123,8 @@ def scale_operands(scale: Any) -> tuple[Any, Tensor | None]:
 def _block_lists(
     block_mask: Any, query: Tensor, key: Tensor
 ) -> tuple[Callable[..., Any] | None, list[Tensor], tuple[int, int] | None]:
-    """A BlockMask's mask_mod (None where it masks nothing), its lists, and its block size (None where the mask_mod says all)."""
+    """A BlockMask's mask_mod (None where it masks nothing), its lists, and its block size (None where the mask_mod says
+    all)."""
     if not isinstance(block_mask, block_masks._TorchBlockMask):
         raise BlockMaskError(f"block_mask is {type(block_mask).__name__}, not a BlockMask")
     mask_mod = block_mask.mask_mod

@@ -1,5 +1,5 @@
-"""scaled_dot_product_attention where torch traces, transforms or records the call: the operator `attnc::attention`, whose program
-text is one of a few that are made when this module is imported."""
+"""scaled_dot_product_attention where torch traces, transforms or records the call: the operator `attnc::attention`, whose
+program text is one of a few that are made when this module is imported."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def scaled_dot_product_attention(
     query, key, value = traced.inputs(query, key, value)
     plain = query.dim() == key.dim() == value.dim() == 4
     shape = query.shape
-    if not plain or query.shape[:2] != key.shape[:2]:
+    if not plain or query.shape[0] != key.shape[0] or query.shape[1] != key.shape[1]:
         query, key, value, shape = scaled_dot_product.four_dims(query, key, value, enable_gqa)
     check_shapes(query.shape, key.shape, value.shape, True)
     captures = [] if mask is None else [scaled_dot_product.expanded_mask(mask, shape, key.shape[2])]
     number, scale_tensor = traced.scale_operands(scale)
     text = TEXTS[kind, query.dtype is torch.float64]
-    out = torch_op.attention(query, key, value, captures, numbers, [], text, number, scale_tensor)[0]
+    out = torch_op.attention(query, key, value, captures, numbers or None, None, [], text, number, scale_tensor)[0]
     return out if plain else out.reshape(*shape[:-1], out.shape[-1])

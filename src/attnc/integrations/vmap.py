@@ -1,7 +1,7 @@
 """`torch.func.vmap` of the operator: the mapped dimension becomes part of the batch.
 
-Of N mapped calls of batch B one call of batch N·B is made. The mods go on seeing their own batch index, and of a captured tensor that
-is mapped, too, their own slice:
+Of N mapped calls of batch B one call of batch N·B is made. The mods go on seeing their own batch index, and of a captured
+tensor that is mapped, too, their own slice:
 
     score_mod(score, b, h, q, kv)  reads bias[h]        before
     score_mod(score, b % B, h, q, kv)  reads bias[b // B][h]        after, where bias has the mapped dimension in front
@@ -17,7 +17,19 @@ import torch
 from torch import Tensor
 
 from attnc import torch_op
-from attnc.capture.record import Argument, Captured, CaptureType, Function, ListOf, Number, NumberType, Op, Operand, Record, Result
+from attnc.capture.record import (
+    Argument,
+    Captured,
+    CaptureType,
+    Function,
+    ListOf,
+    Number,
+    NumberType,
+    Op,
+    Operand,
+    Record,
+    Result,
+)
 from attnc.capture.record import TensorType as Type
 from attnc.program_text import from_text, to_text
 
@@ -31,7 +43,8 @@ def batched(
     key: Tensor,
     value: Tensor,
     captures: Sequence[Tensor],
-    numbers: Sequence[Any],
+    ints: Sequence[Any] | None,
+    floats: Sequence[Any] | None,
     block_lists: Sequence[Tensor],
     program: str,
     scale: Any,
@@ -39,8 +52,10 @@ def batched(
 ) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[int | None, int | None, int | None]]:
     """Results with the mapped dimension in front, and where it is. `in_dims` says where the operands have it."""
     count = info.batch_size
-    if scale_tensor is not None and in_dims[8] is not None:
-        return _one_by_one(count, in_dims, (query, key, value, captures, numbers, block_lists, program, scale, scale_tensor))
+    if scale_tensor is not None and in_dims[9] is not None:
+        return _one_by_one(
+            count, in_dims, (query, key, value, captures, ints, floats, block_lists, program, scale, scale_tensor)
+        )
     read = from_text(program)
     batch = query.shape[0] if in_dims[0] is None else query.movedim(in_dims[0], 0).shape[1]
     folded = [_fold(tensor, dim, count, batch) for tensor, dim in zip((query, key, value), in_dims, strict=False)]
@@ -48,10 +63,10 @@ def batched(
     captures = [tensor if dim is None else tensor.movedim(dim, 0) for tensor, dim in zip(captures, in_dims[3], strict=True)]
     if read.record.score is not None or read.record.mask is not None:
         record = with_mapped_captures(read.record, mapped)
-        numbers = [*numbers, batch]
+        ints = [*(ints or ()), batch]
         program = to_text(replace(read, record=record))
-    lists = _fold_lists(block_lists, in_dims[5], count, batch)
-    out, lse, max_scores = torch_op.attention(*folded, captures, numbers, lists, program, scale, scale_tensor)
+    lists = _fold_lists(block_lists, in_dims[6], count, batch)
+    out, lse, max_scores = torch_op.attention(*folded, captures, ints, floats, lists, program, scale, scale_tensor)
     results, dims = [], []
     for tensor, asked in ((out, True), (lse, read.return_lse), (max_scores, read.return_max)):
         results.append(tensor.unflatten(0, (count, batch)) if asked else tensor)
@@ -62,7 +77,9 @@ def batched(
 def _fold(tensor: Tensor, dim: int | None, count: int, batch: int) -> Tensor:
     """[N, B, …] as [N·B, …]; what serves all calls stays as it is."""
     if dim is None:
-        return tensor if tensor.shape[0] == 1 and batch * count > 1 and tensor.shape[0] != batch else _repeat(tensor, count, batch)
+        return (
+            tensor if tensor.shape[0] == 1 and batch * count > 1 and tensor.shape[0] != batch else _repeat(tensor, count, batch)
+        )
     tensor = tensor.movedim(dim, 0)
     if tensor.shape[1] != batch:
         tensor = tensor.expand(-1, batch, *(-1,) * (tensor.dim() - 2))
@@ -104,8 +121,8 @@ def _one_by_one(count: int, in_dims: tuple[Any, ...], operands: tuple[Any, ...])
 
 # -- records ----------------------------------------------------------------------------------------------------------------
 def with_mapped_captures(record: Record, mapped: tuple[bool, ...]) -> Record:
-    """The record for a batch of N·B: the number of B is appended to its numbers; captures that are `mapped` have a dimension more,
-    in front, that b // B indexes."""
+    """The record for a batch of N·B: the number of B is appended to its numbers; captures that are `mapped` have a dimension
+    more, in front, that b // B indexes."""
     captures = tuple(
         CaptureType(c.name, Type(c.type.dtype, (None, *c.type.shape)), "") if is_mapped else c
         for c, is_mapped in zip(record.captures, mapped, strict=True)
