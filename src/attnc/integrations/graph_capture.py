@@ -97,6 +97,16 @@ class GraphTracer(Tracer):
     def __init__(self) -> None:
         super().__init__()
         self.expressions: list[Expression] = []
+        self.symbolic = False  # whether a number is: then the trace's numbers of now are only hints
+
+    def symbol(self, number: Any, node: Node) -> NumberProxy:
+        """A number that may be symbolic, read as `node`."""
+        self.symbolic = self.symbolic or isinstance(number, (torch.SymInt, torch.SymFloat))
+        return NumberProxy(self.plan, ("read", node), hint(number))
+
+    def size(self, capture: Any, dim: int) -> NumberProxy:
+        node = self.plan.read(f"{capture.node.variable}.shape[{dim}]", f"{capture.node.name}.shape[{dim}]")
+        return self.symbol(capture.tensor.shape[dim], node)
 
     def _capture(self, tensor: Tensor) -> Value:
         check_capture(tensor)
@@ -141,12 +151,10 @@ def check_capture(tensor: Tensor) -> None:
 class _Environment(Environment):
     """Symbolic numbers, too, are captured numbers."""
 
-    symbolic = False
-
     def wrap(self, value: Any, node: Node) -> Any:
         if isinstance(value, (torch.SymInt, torch.SymFloat)):
-            self.symbolic = True
-            return NumberProxy(self.plan, ("read", node), hint(value))
+            assert isinstance(self.tracer, GraphTracer)
+            return self.tracer.symbol(value, node)
         return super().wrap(value, node)
 
 
@@ -167,7 +175,7 @@ def capture_functions(score_mod: Any, mask_mod: Any, score_dtype: torch.dtype) -
         environment.finish()
         trace = tracer.finish(*traced)
         numbers: tuple[Any, ...] = trace.numbers
-        if environment.symbolic:
+        if tracer.symbolic:
             # The plan of reads, run on the symbolic numbers, computes with them, and guards what Python asked of them.
             found = None if trace.check is None else trace.check(score_mod, mask_mod)
             if found is None:

@@ -33,11 +33,12 @@ from attnc.capture.numbers import Expression
 from attnc.errors import AttncError, GradientNotImplementedError
 from attnc.integrations.graph_capture import GraphOperands, capture_graphs, evaluate
 from attnc.integrations.operator import split_numbers
+from attnc.integrations.traced import call_operator
 from attnc.program_text import Program, to_text
 
 
 class FlexInGraph(HigherOrderOperator):
-    """Only ever called by dynamo."""
+    """What dynamo traces. Really called only after a graph break in its place; then it captures the mods as an eager call does."""
 
     def __init__(self) -> None:
         super().__init__("attnc_flex_attention")
@@ -45,7 +46,7 @@ class FlexInGraph(HigherOrderOperator):
     def __call__(self, *arguments: Any) -> Any:
         """(query, key, value, score_mod, mask_mod, block_lists, block_size, mask_full_blocks, scale, scale_tensor, return_lse,
         return_max) -> (out, lse, max_scores)"""
-        raise AssertionError("attnc_flex_attention stands for a call that dynamo traces")
+        return call_operator(*arguments)
 
 
 class FlexInGraphVariable(TorchHigherOrderOperatorVariable):

@@ -57,37 +57,41 @@ def flex_attention(
             mask_mod = own_mask_mod
         else:
             mask_full_blocks = mask_mod is not None
+    arguments = (query, key, value, score_mod, mask_mod, lists, block_size, mask_full_blocks, number, scale_tensor)
     if torch.compiler.is_dynamo_compiling():
         from attnc.integrations.torch_dynamo import flex_in_graph
 
-        out, lse, max_scores = flex_in_graph(
-            query,
-            key,
-            value,
-            score_mod,
-            mask_mod,
-            lists,
-            block_size,
-            mask_full_blocks,
-            number,
-            scale_tensor,
-            want_lse,
-            want_max,
-        )
+        out, lse, max_scores = flex_in_graph(*arguments, want_lse, want_max)
     else:
-        from attnc.integrations.graph_capture import capture_functions
-        from attnc.integrations.operator import split_numbers
-
-        score_dtype = torch.float64 if query.dtype is torch.float64 else torch.float32
-        record, captures, numbers = capture_functions(score_mod, mask_mod, score_dtype)
-        ints, floats = split_numbers(record, numbers)
-        program = Program(record, bool(want_lse), bool(want_max), block_size, mask_full_blocks)
-        out, lse, max_scores = torch_op.attention(
-            query, key, value, list(captures), ints, floats, lists, to_text(program), number, scale_tensor
-        )
+        out, lse, max_scores = call_operator(*arguments, want_lse, want_max)
     if return_aux is not None:
         return out, AuxOutput(lse=lse if want_lse else None, max_scores=max_scores if want_max else None)
     return (out, lse) if return_lse else out
+
+
+def call_operator(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    score_mod: Callable[..., Any] | None,
+    mask_mod: Callable[..., Any] | None,
+    lists: list[Tensor],
+    block_size: tuple[int, int] | None,
+    mask_full_blocks: bool,
+    scale: Any,
+    scale_tensor: Tensor | None,
+    want_lse: bool,
+    want_max: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Capture the mods and call `attnc::attention`."""
+    from attnc.integrations.graph_capture import capture_functions
+    from attnc.integrations.operator import split_numbers
+
+    score_dtype = torch.float64 if query.dtype is torch.float64 else torch.float32
+    record, captures, numbers = capture_functions(score_mod, mask_mod, score_dtype)
+    ints, floats = split_numbers(record, numbers)
+    text = to_text(Program(record, bool(want_lse), bool(want_max), block_size, mask_full_blocks))
+    return torch_op.attention(query, key, value, list(captures), ints, floats, lists, text, scale, scale_tensor)
 
 
 def inputs(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
