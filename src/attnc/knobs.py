@@ -83,6 +83,9 @@ tile_rows: Knob[int | None] = Knob("ATTNC_TILE_ROWS", _positive, None, "query ro
 tile_keys: Knob[int | None] = Knob("ATTNC_TILE_KEYS", _positive, None, "keys of a block; unset: by the target", True)
 tile_chunk: Knob[int | None] = Knob("ATTNC_TILE_CHUNK", _positive, None, "keys of a chunk; unset: by the target", True)
 vector_bits: Knob[int | None] = Knob("ATTNC_VECTOR_BITS", _vector_bits, None, "128, 256 or 512; unset: the CPU's own", True)
+bf16_dot: Knob[bool | None] = Knob(
+    "ATTNC_BF16_DOT", _switch, None, "on or off: bf16 dot products where the CPU has them; unset: by the target", True
+)
 dump_ir: Knob[Path | None] = Knob("ATTNC_DUMP_IR", _path, None, "directory that each stage's text is written to")
 
 KNOBS: tuple[Knob, ...] = (
@@ -95,6 +98,7 @@ KNOBS: tuple[Knob, ...] = (
     tile_keys,
     tile_chunk,
     vector_bits,
+    bf16_dot,
     dump_ir,
 )
 

@@ -21,6 +21,11 @@ def register_tile(target: Target, element_bits: int) -> tuple[int, int]:
     return (12, 2) if target.registers >= 32 else (6, 2)
 
 
+def has_bf16_dot(target: Target) -> bool:
+    """Whether the machine multiplies pairs of bf16 and sums them in f32 in one instruction, at the rate of its f32 ones."""
+    return "+avx512bf16" in target.features.split(",") and target.vector_bits == 512
+
+
 def stored_tile(
     target: Target, head_dim: int, value_dim: int, element_bits: int, few_queries: bool = False
 ) -> TunedTile | None:

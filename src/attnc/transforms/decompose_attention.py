@@ -17,9 +17,11 @@ After:
     %sum_new = %sum_old · %rescale + (tile.reduce add %weights)
     %acc_new = tile.dot %weights by %value_staged onto %acc_old · %rescale where %live_keys
 
-Operands are staged in the type of the scores: halves are converted there. They serve the whole grid, unless `attnc.staging`
-says otherwise. Where the region leaves the score alone (a mask
-apart) and scores are f32, `scale · log2 e` goes into the staged query; maxima are then in units of log2 until after the loop.
+Operands are staged in the type of the scores: halves are converted there. (On a machine that multiplies pairs of bf16, query
+and key stay in bf16, and the scale goes onto the scores.) They serve the whole grid; with `attnc.staging = "none"` keys and
+values are not staged, but read where they lie.
+Where the region leaves the score alone (a mask apart) and scores are f32, `scale · log2 e` goes into the staged query; maxima
+are then in units of log2 until after the loop.
 """
 
 from __future__ import annotations
@@ -28,11 +30,24 @@ import math
 from typing import cast
 
 from xdsl.dialects import tensor
-from xdsl.dialects.builtin import DenseArrayBase, Float32Type, FloatAttr, ModuleOp, StringAttr, TensorType, UnitAttr, i1, i32
+from xdsl.dialects.builtin import (
+    BFloat16Type,
+    DenseArrayBase,
+    Float32Type,
+    FloatAttr,
+    ModuleOp,
+    StringAttr,
+    TensorType,
+    UnitAttr,
+    i1,
+    i32,
+)
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.rewriter import InsertPoint, Rewriter
 
+from attnc import knobs
 from attnc.analysis.attention import constant_of, final_select
+from attnc.analysis.machine import has_bf16_dot
 from attnc.dialects import tile
 from attnc.dialects.building import INDEX, Builder, erase_dead
 from attnc.dialects.linalg_ext import IndexOp, OnlineAttentionOp, YieldOp
@@ -55,14 +70,15 @@ def run(module: ModuleOp, target: Target) -> None:
         if isinstance(op, OnlineAttentionOp):
             if not isinstance(op.parent_op(), tile.CaseOp | tile.ForOp | tile.GridOp):
                 raise LoweringError(f"{op.name} is not tiled: run tile-attention first")
-            _Decomposition(op).run()
+            _Decomposition(op, target).run()
 
 
 class _Decomposition:
     """Takes one tiled online_attention apart."""
 
-    def __init__(self, op: OnlineAttentionOp):
+    def __init__(self, op: OnlineAttentionOp, target: Target):
         self.op = op
+        self.pairs = _multiplies_pairs(op, target)
         self.score = op.region.block.args[0].type
         self.rows, self.columns = tile.shape_of(op.query)[0], tile.shape_of(op.key)[0]
         self.row_type = tile.tile_type(self.rows, 1, self.score)
@@ -82,7 +98,14 @@ class _Decomposition:
         build = self.build = Builder(block)
         key = self._stage(build, op.key, "key_staged")
         dot = tile.DotOp(self.query, key, self.score_type, transpose_rhs=True)
-        modified = self._modified(build.add(dot, "scores"))
+        scores = build.add(dot, "scores")
+        if self.pairs and self.folded:
+            factor = self.factor
+            assert factor is not None
+            scores = self._map(
+                self.score_type, "scores_log2", {"s": scores}, lambda m, s: m.binary("mulf", s, factor, "scaled")
+            )
+        modified = self._modified(scores)
         zero = self._outside(0.0, "zero")
         minus_infinity = self._outside(-math.inf, "minus_infinity")
         log2e = None if self.folded else self._outside(LOG2E, "log2e")
@@ -146,10 +169,13 @@ class _Decomposition:
         build = Builder(block)
         type_ = tile.tile_type(*tile.shape_of(query), self.score)
         halves = cast(TensorType, query.type).element_type != self.score
-        if halves or self.folded:
-            factor = None
-            if self.folded:
-                factor = build.binary("mulf", self.op.scale, self._outside(LOG2E, "log2e"), "scale_log2e")
+        factor = None
+        if self.folded:
+            factor = build.binary("mulf", self.op.scale, self._outside(LOG2E, "log2e"), "scale_log2e")
+        self.factor = factor
+        if self.pairs:
+            type_ = cast(TensorType, query.type)  # the factor goes onto the scores: the query stays as it is
+        elif halves or self.folded:
 
             def body(m: Builder, x: SSAValue) -> SSAValue:
                 x = m.cast("extf", x, self.score, "wide") if halves else x
@@ -163,7 +189,10 @@ class _Decomposition:
         Rewriter.insert_op(ops, InsertPoint.after(cast(Operation, self.op.query.owner)))
 
     def _stage(self, build: Builder, operand: SSAValue, hint: str) -> SSAValue:
-        type_ = tile.tile_type(*tile.shape_of(operand), self.score)
+        pairs = self.pairs and operand is self.op.key
+        type_ = cast(TensorType, operand.type) if pairs else tile.tile_type(*tile.shape_of(operand), self.score)
+        if self.staging == "none":
+            return operand
         return build.add(tile.StageOp(operand, "rhs", self.staging, type_), hint)
 
     def _move_load(self, value: SSAValue) -> None:
@@ -272,7 +301,7 @@ class _Decomposition:
         return _map(self.build, type_, hint, inputs, body)
 
     def _maximum(self) -> str:
-        """The reduction of the row maximum. A NaN score makes its weight NaN, and so the sum: whoever reads the maximum together
+        """The reduction of the row maximum. A NaN score makes its weight NaN, and so the sum: who reads the maximum together
         with the sum learns of it there, and "maxnum" is one instruction where "max" is three. Not so who reads it alone."""
         if self.loop_result is None:
             return "max"
@@ -298,6 +327,13 @@ class _Decomposition:
         op.detach()
         result.replace_uses_with_if(natural, lambda use: use.operation is not op)
         Rewriter.insert_op([op], InsertPoint.after(result.owner))
+
+
+def _multiplies_pairs(op: OnlineAttentionOp, target: Target) -> bool:
+    """Whether the first product takes query and key as they are, in bf16. (The second one's weights need more bits.)"""
+    both = (cast(TensorType, operand.type) for operand in (op.query, op.key))
+    wanted = knobs.bf16_dot() is not False and has_bf16_dot(target) and STAGING not in op.attributes
+    return wanted and tile.shape_of(op.query)[1] % 2 == 0 and all(isinstance(t.element_type, BFloat16Type) for t in both)
 
 
 def _map(build: Builder, type_: TensorType, hint: str, inputs: dict[str, SSAValue], body) -> SSAValue:

@@ -107,7 +107,7 @@ class KernelEmitter:
         self.bits = 64 if self.element == "double" else 32
         self.width = target.lanes(self.bits)
         self.pack_sources: set[str] = set()
-        self.uses_products = False
+        self.uses_products = self.uses_pairs = False
         self.scratch_bytes = 0
 
     def _accumulate_element(self) -> str:
@@ -185,7 +185,8 @@ class KernelEmitter:
         sources = sorted(self.pack_sources) or [self.element]
         if len(sources) > 1:
             raise LoweringError(f"the right-hand operands of a kernel must be of one element type, not {sources}")
-        return leaves.define(sources[0], self.element, self.target)[1]
+        text = leaves.define(sources[0], self.element, self.target)[1]
+        return leaves.join([text, leaves.pairs(self.target)]) if self.uses_pairs else text
 
     def emit_kernel_scalars(self, region: RegionEmitter) -> None:
         """Scalar operations outside the grid."""

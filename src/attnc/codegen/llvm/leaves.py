@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from attnc.codegen.llvm.leaves_dot import dot_accumulate_careful, finite, products
 from attnc.codegen.llvm.leaves_pack import pack_rhs, pack_rhs_transposed
+from attnc.codegen.llvm.leaves_pairs import dot_rows_pairs, pack_pairs
 from attnc.target import Target
 
 ELEMENTS = {"f16": "half", "bf16": "bfloat", "f32": "float", "f64": "double"}
@@ -46,6 +47,12 @@ def packs(source: str, element: str, target: Target) -> tuple[tuple[str, str], s
     transposed, transposed_text = pack_rhs_transposed(source, element, target)
     pack, pack_text = pack_rhs(source, element, target)
     return (transposed, pack), join([transposed_text, pack_text])
+
+
+@functools.cache
+def pairs(target: Target) -> str:
+    """What a product of bf16 pairs adds to the leaves for "bfloat" and "float" (`leaves_pairs` has the symbols)."""
+    return join([dot_rows_pairs(target)[1], pack_pairs(target)[1], packs("float", "float", target)[1]])
 
 
 def join(texts: list[str]) -> str:

@@ -69,27 +69,19 @@ def products(element: str, target: Target) -> tuple[tuple[str, str], str]:
     """
     shape = Shape(element, target)
     product, dot, accumulate = shape.symbol("product"), shape.symbol("dot_rows"), shape.symbol("dot_accumulate")
-    ones = shape.symbol("ones")
     operands = "ptr %lhs, i64 %lhs_stride, ptr %panels, i64 %panel_stride, ptr %out, i64 %out_stride"
     first = Function(dot, [*OPERANDS, ("i64", "panel_count"), ("i64", "rows"), ("i64", "depth")])
     first.do(f"call void @{product}({operands}, ptr null, i64 %depth, i64 %rows, i64 %panel_count, i1 true)")
     second = Function(accumulate, [*OPERANDS, ("ptr", "scale"), ("i64", "depth"), ("i64", "rows"), ("i64", "panel_count")])
     second.do(f"call void @{product}({operands}, ptr %scale, i64 %depth, i64 %rows, i64 %panel_count, i1 false)")
-    constant = splat_constant(float_constant(1.0, element), shape.rows, element)[1:-1]
-    text = "\n".join(
-        [
-            f"@{ones} = internal constant [{shape.rows} x {element}] [{constant}]",
-            first.finish(),
-            second.finish(),
-            *_product(shape, product, ones),
-            shape.declarations,
-        ]
-    )
+    text = "\n".join([first.finish(), second.finish(), *product_functions(shape, product), shape.declarations])
     return (dot, accumulate), text
 
 
-def _product(shape: Shape, symbol: str, ones: str) -> list[str]:
-    """The function over all rows, in blocks of as many as fit what is left, and the functions of the blocks."""
+def product_functions(shape: Shape, symbol: str) -> list[str]:
+    """The function over all rows, in blocks of as many as fit what is left, the functions of the blocks, and a row of ones."""
+    element, ones = shape.element, f"{symbol}.ones"
+    constant = splat_constant(float_constant(1.0, element), shape.rows, element)[1:-1]
     f = Function(
         symbol,
         [*OPERANDS, ("ptr", "scale"), ("i64", "depth"), ("i64", "rows"), ("i64", "panel_count"), ("i1", "fresh")],
@@ -123,7 +115,8 @@ def _product(shape: Shape, symbol: str, ones: str) -> list[str]:
         f.branch(head)
         f.place(no)
     f.lines[place] = f"  {row} = phi i64 {', '.join(incoming)}"
-    return [f.finish(), *(_block(shape, f"{symbol}.{rows}", rows) for rows, _ in variants)]
+    blocks = [_block(shape, f"{symbol}.{rows}", rows) for rows, _ in variants]
+    return [f"@{ones} = internal constant [{shape.rows} x {element}] [{constant}]", f.finish(), *blocks]
 
 
 def _block(shape: Shape, symbol: str, rows: int) -> str:

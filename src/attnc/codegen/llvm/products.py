@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from xdsl.dialects.builtin import BFloat16Type
+
+from attnc.codegen.llvm import leaves_pairs
 from attnc.codegen.llvm.staging import Panels
 from attnc.codegen.llvm.storage import Storage, element_of
 from attnc.codegen.llvm.text import Function
@@ -21,6 +24,9 @@ def emit_dot(rows: RowEmitter, dot: tile.DotOp, panels: Panels) -> None:
     body, f, program = rows.body, rows.f, rows.program
     leaf = body.leaf_symbols()
     left = rows.storage(program.resolve(dot.lhs))
+    if isinstance(left.type, BFloat16Type):
+        _emit_pairs(rows, dot, panels, left)
+        return
     if element_type(left.type) != body.kernel.element:
         raise LoweringError(f"tile.dot: the left operand is of {left.type}, the product of {element_of(dot.result)}")
     if dot.live is not None and dot.acc is None:
@@ -63,6 +69,28 @@ def emit_dot(rows: RowEmitter, dot: tile.DotOp, panels: Panels) -> None:
         fast()
     else:
         f.when(body.careful, careful, fast)
+
+
+def _emit_pairs(rows: RowEmitter, dot: tile.DotOp, panels: Panels, left: Storage) -> None:
+    """A product of two bf16 operands: words of two, by the leaf of their own."""
+    body, f, program = rows.body, rows.f, rows.program
+    if dot.acc is not None or not isinstance(element_of(dot.rhs), BFloat16Type) or left.stride % 2:
+        raise LoweringError("tile.dot of bf16 needs both operands in bf16 and no accumulator")
+    inner, outer = program.resolve(dot.lhs), dot.result
+    depth = f.ceil_div(rows.extents.extent(inner), 2)
+    first, columns = rows.extents.start(outer), f.sub(rows.extents.extent(outer), rows.extents.start(outer))
+    out, _ = rows.placement.accumulator(dot)
+    right = panels.pointer
+    if first != "0":
+        right = f.pointer(right, f.mul(f.emit(f"udiv i64 {first}, {body.panel}"), panels.stride), "i32")
+    symbol, _ = leaves_pairs.symbols(body.kernel.target)
+    body.kernel.uses_pairs = True
+    body.declarations.add(f"declare void @{symbol}(ptr, i64, ptr, i64, ptr, i64, i64, i64, i64)")
+    f.do(
+        f"call void @{symbol}(ptr {_strip_of(f, left, rows.start)}, i64 {left.stride // 2}, ptr {right}, i64 {panels.stride}, "
+        f"ptr {f.pointer(_strip_of(f, out, rows.start), first, out.element)}, i64 {out.stride}, "
+        f"i64 {f.ceil_div(columns, body.panel)}, i64 {rows.count}, i64 {depth})"
+    )
 
 
 def _strip_of(f: Function, storage: Storage, start: str) -> str:

@@ -15,7 +15,7 @@ from xdsl.dialects.builtin import BFloat16Type, IndexType, MemRefType, TensorTyp
 from xdsl.ir import SSAValue
 
 from attnc.analysis.machine import register_tile
-from attnc.codegen.llvm import leaves
+from attnc.codegen.llvm import leaves, leaves_pairs
 from attnc.codegen.llvm.operations import RegionEmitter
 from attnc.codegen.llvm.values import element_type, storage_type
 from attnc.dialects import tile
@@ -40,6 +40,13 @@ class Operand:
     row_offset: SSAValue | None
     column_dim: int | None
     column_offset: SSAValue | None
+    pairs: bool = False
+    """Staged as bf16: words of two columns (`leaves_pairs`)."""
+
+    @property
+    def depth(self) -> int:
+        """How many rows of a panel a transposed operand makes."""
+        return self.columns // 2 if self.pairs else self.columns
 
 
 @dataclass
@@ -72,7 +79,10 @@ def right_operand(dot: tile.DotOp, resolve) -> tuple[Operand, SSAValue]:
     if not isinstance(load, tile.LoadOp):
         raise LoweringError("the right-hand operand of tile.dot must be a tile.load, staged or not")
     rows, columns = tile.shape_of(load.result)
-    operand = Operand(load, lifetime, rows, columns, dot.transpose_rhs is not None, [], None, None, None, None)
+    pairs = isinstance(dot.rhs.type, TensorType) and isinstance(dot.rhs.type.element_type, BFloat16Type)
+    operand = Operand(load, lifetime, rows, columns, dot.transpose_rhs is not None, [], None, None, None, None, pairs)
+    if pairs and (columns % 2 or not operand.transposed):
+        raise LoweringError("a right-hand operand in bf16 must be read transposed, and have an even number of columns")
     for d, index in enumerate(load.indices):
         index = resolve(index)
         if isinstance(index.type, IndexType):
@@ -151,7 +161,7 @@ class Staging:
             size = region.buffers[operand.load.buffer].sizes[operand.row_dim]
             capacity = region.intrinsic("umin", "i64", False, [size, str(operand.rows)])
         if operand.transposed:
-            stride = str(operand.columns * self.panel)
+            stride = str(operand.depth * self.panel)
             panels = f.ceil_div(capacity, self.panel)
         else:
             stride = f.mul(capacity, self.panel)
@@ -206,7 +216,7 @@ class Staging:
         """Pack into this thread's scratch, afresh each time."""
         rows = operand.rows
         if operand.transposed:
-            stride = operand.columns * self.panel
+            stride = operand.depth * self.panel
             elements = -(-rows // self.panel) * stride
         else:
             stride = rows * self.panel
@@ -241,6 +251,8 @@ class Staging:
             column_stride = buffer.strides[operand.column_dim]
             offset = f.add(offset, f.mul(first, column_stride))
             if not (first == "0" and buffer.sizes[operand.column_dim] == columns):
+                if operand.pairs:
+                    raise LoweringError("a right-hand operand in bf16 must have all its columns in one block")
                 left = region.intrinsic("smin", "i64", False, [f.sub(buffer.sizes[operand.column_dim], first), columns])
                 columns = region.intrinsic("smax", "i64", False, [left, "0"])
                 self._clear_if(f.emit(f"icmp ne i64 {columns}, {operand.columns}"), destination, size)
@@ -250,6 +262,8 @@ class Staging:
         symbols, _ = leaves.define(source, self.element, self.kernel.target)
         symbol = symbols.pack_rhs_transposed if operand.transposed else symbols.pack_rhs
         self.kernel.pack_sources.add(source)
+        if operand.pairs:
+            symbol = leaves_pairs.symbols(self.kernel.target)[1]
         region.declarations.add(f"declare void @{symbol}(ptr, i64, i64, ptr, i64, i64, i64, i64)")
         pointer = f.pointer(buffer.pointer, offset, stored)
         f.do(
