@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest
 
 import attnc
-from attnc import errors
+from attnc import errors, programs
 from oracle import Problem, check
 
 GENERATOR = torch.Generator().manual_seed(5)
@@ -150,3 +150,16 @@ def test_divisions_of_a_mask_count_everywhere():
 def test_bytes_divided_by_zero():
     fails_at("q=0, k=77", lambda s, b, h, q, k: s + q.to(torch.uint8) % BYTES[k])
     fails_at("q=0, k=77", lambda s, b, h, q, k: s + q.to(torch.uint8) // BYTES[k])
+
+
+# -- tiles -----------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("rows, keys", [(7, 13), (3, 100), (1, 1)])
+def test_a_block_of_keys_need_not_be_whole_vectors(rows: int, keys: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("ATTNC_TILE_ROWS", str(rows))
+    monkeypatch.setenv("ATTNC_TILE_KEYS", str(keys))
+    programs.forget()
+    try:
+        right(Problem(*QKV))
+        right(Problem(*QKV, score_mod=lambda s, b, h, q, k: s + BIAS[k], mask_mod=lambda b, h, q, k: k <= 40 * q))
+    finally:
+        programs.forget()

@@ -356,7 +356,8 @@ class RowEmitter:
 
     def _reduce(self, op: tile.ReduceOp, j: str, extent: str, carried: str) -> str:
         text = self.region.text(self._lane_value(op.tile, j), True)
-        if extent.isdigit() and int(extent) % self.width:
+        columns = int(extent) if extent.isdigit() else columns_of(op.tile)
+        if columns % self.width:  # (Lanes beyond the end of the keys, but in whole vectors of the block, are for the region.)
             text = self.region.mask_tail(text, element_of(op.tile), j, extent, neutral(op, self.width))
         return step(self.region, op, carried, text)
 
