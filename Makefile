@@ -1,6 +1,6 @@
-# make setup | demo | test | lint | clean     (needs Python 3.11 or newer; everything else goes into .venv)
+# make setup | demo | test | bench | lint | clean     (needs Python 3.11 or newer; everything else goes into .venv)
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format clean
+.PHONY: help setup demo test bench bench-peers lint format clean
 
 # The first interpreter that really runs and is new enough; 3.11 is what the lock was made with.
 PYTHON ?= $(shell for p in python3.11 python3 /usr/bin/python3.11 /usr/bin/python3 python3.12 python3.13 python; do \
@@ -14,6 +14,8 @@ help:
 	@echo "make setup   create .venv from requirements.lock (done by the others when needed)"
 	@echo "make demo    compile and run a handful of mods, and compare them with torch"
 	@echo "make test    run the tests"
+	@echo "make bench   measure attnc, its peers and the machine, and write bench/RESULTS.md (quiet machine, half an hour)"
+	@echo "make bench-peers   install the peers that make bench compares with"
 	@echo "make lint    ruff and pyright"
 	@echo "make clean   remove .venv and caches"
 
@@ -26,6 +28,12 @@ demo: setup
 
 test: setup
 	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
+
+bench: setup
+	@$(BIN)/attnc bench --suite all --json bench/results.json --write-results
+
+bench-peers: setup
+	@$(PYTHON) tools/setup_environment.py --environment $(VENV) --on-top bench/requirements.lock
 
 lint: setup
 	@$(BIN)/ruff check .

@@ -1,9 +1,10 @@
 """Sets up `.venv`: the locked packages, and attnc itself in editable form. Standard library only, Python 3.11 or newer.
 
-    python3 tools/setup_environment.py [--environment .venv] [--groups all|core|torch]
+    python3 tools/setup_environment.py [--environment .venv] [--groups all|core|torch] [--on-top FILE]
 
 It does nothing when the lock and pyproject.toml are those of the last run. Where Debian's `ensurepip` is missing (the
-package python3-venv), pip is fetched as one file instead.
+package python3-venv), pip is fetched as one file instead. `--on-top` adds the packages of another lock to an environment that
+is set up.
 """
 
 from __future__ import annotations
@@ -27,8 +28,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--environment", type=Path, default=ROOT / ".venv")
     parser.add_argument("--groups", choices=sorted(SECTIONS), default="all", help="which sections of the lock to install")
+    parser.add_argument("--on-top", type=Path, help="a further lock file, to install into the environment as it is")
     options = parser.parse_args()
     environment: Path = options.environment
+    if options.on_top is not None:
+        command = [*_create(environment), "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        return subprocess.run([*command, "--requirement", str(options.on_top)], check=False).returncode
     stamp = environment / ".attnc-setup"
     fingerprint = _fingerprint(options.groups)
     if stamp.exists() and stamp.read_text() == fingerprint and (environment / "bin" / "python").exists():

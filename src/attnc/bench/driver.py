@@ -150,11 +150,13 @@ def interleave(
     """Fill `alone` and `times` of each contender, which takes as many of the `turns` as `budget` seconds allow, at least 3."""
     for contender in contenders:
         report(f"{contender.label} alone")
-        seconds = [_timed_turn(contender) for _ in range(2)]
-        contender.repeats = max(1, min(10_000, int(TURN_SECONDS / max(seconds[-1], 1e-7))))
-        length = max(seconds[-1] * contender.repeats, 1e-6)
+        seconds = _timed_turn(contender)
+        if seconds < budget / 3:
+            seconds = _timed_turn(contender)
+        contender.repeats = max(1, min(10_000, int(TURN_SECONDS / max(seconds, 1e-7))))
+        length = max(seconds * contender.repeats, 1e-6)
         contender.turns = max(3, min(turns, int(budget / length)))
-        contender.alone = statistics.median(contender.turn() for _ in range(max(3, contender.turns // 3)))
+        contender.alone = statistics.median(contender.turn() for _ in range(max(2, contender.turns // 3)))
         contender.times = []
     report("turn by turn")
     for number in range(turns):

@@ -178,7 +178,7 @@ def _share_of_pairs(timings: dict[str, Timing], row: Row, pairs: dict[Case, int]
 
 def judge(bound: Bound, result: Result, peers: list[str]) -> Verdict:
     """Hold a bound against a result."""
-    own, at_most = result.timings["attnc"].median, bound.kind == "slower"
+    own, at_most = result.timings["attnc"].median, bound.kind in ("slower", "seconds")
     if bound.kind in ("faster", "slower"):
         other = result.timings.get(bound.against)
         beside = other.median if other else math.nan
@@ -189,6 +189,8 @@ def judge(bound: Bound, result: Result, peers: list[str]) -> Verdict:
         best = min(times, key=lambda name: times[name], default="")
         value = times[best] / own if best else math.nan
         against = f"the best peer ({libraries.TITLES[best]})" if best else "the best peer"
+    elif bound.kind == "seconds":
+        value, against = own, ""
     else:
         value = result.rate() / (result.fma if bound.kind == "peak" else result.limit)
         against = "FMA peak" if bound.kind == "peak" else "the limit"
@@ -198,6 +200,10 @@ def judge(bound: Bound, result: Result, peers: list[str]) -> Verdict:
         return None if x is None or math.isnan(value) else (value <= x if at_most else value >= x)
 
     wants = [f"{word} {sign} {x:g}" for word, x in (("must", bound.must), ("aim", bound.aim)) if x is not None]
-    measure = "time" if at_most else "speed"
-    text = f"{value:.2f} × {against}" if bound.kind in ("peak", "read") else f"{value:.2f} × the {measure} of {against}"
+    if bound.kind == "seconds":
+        text = f"{value:.3g} s"
+    elif bound.kind in ("faster", "best", "slower"):
+        text = f"{value:.2f} × the {'time' if at_most else 'speed'} of {against}"
+    else:
+        text = f"{value:.2f} × {against}"
     return Verdict(f"{text} ({', '.join(wants)})", value, holds(bound.must), holds(bound.aim))

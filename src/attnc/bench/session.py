@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import importlib.metadata
 import os
@@ -19,6 +20,9 @@ from attnc.bench.peers import FILES, load
 from attnc.bench.run import Options, Result, run_row
 from attnc.bench.suites import TIMED, rows_of
 from attnc.target import Target
+
+Report = Callable[[str], None]
+Shown = Callable[[str, Sequence[Result] | Sequence[Figure]], None]
 
 
 @dataclass
@@ -113,22 +117,31 @@ def run(
     full: bool,
     quick: bool,
     only: str,
-    report: Callable[[str], None],
-    shown: Callable[[str, Sequence[Result] | Sequence[Figure]], None],
+    report: Report,
+    shown: Shown,
 ) -> Session:
     """Run suites one after the other. `only` keeps the rows whose title and case hold that text; `report` is told what is being
     done, `shown` each suite as soon as it is complete."""
     session = Session(machine(), versions(), options)
+    with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C: what was measured so far stands
+        _run(session, suites, full, quick, only, report, shown)
+    return session
+
+
+def _run(session: Session, suites: Sequence[str], full: bool, quick: bool, only: str, report: Report, shown: Shown) -> None:
+    options = session.options
     for suite in suites:
         if suite in TIMED:
             rows = [row for row in rows_of(suite, full=full, quick=quick) if only in f"{row.title} {row.case}"]
-            results = []
-            with Peers() as peers:
-                for number, row in enumerate(rows, 1):
-                    place = f"{suite} {number}/{len(rows)}, {row.title} {row.case}"
-                    results.append(run_row(suite, row, peers, options, lambda text, place=place: report(f"{place}: {text}")))
-            session.results += results
-            shown(suite, results)
+            begin = len(session.results)
+            try:
+                with Peers() as peers:
+                    for number, row in enumerate(rows, 1):
+                        place = f"{suite} {number}/{len(rows)}, {row.title} {row.case}"
+                        result = run_row(suite, row, peers, options, lambda text, place=place: report(f"{place}: {text}"))
+                        session.results.append(result)
+            finally:
+                shown(suite, session.results[begin:])
             continue
         if suite == "compile":
             figures = fresh.compile_time(options.threads, 1 if quick else 5, options.peers, report)
@@ -140,4 +153,3 @@ def run(
                 figure.must = figure.aim = None
         session.figures += figures
         shown(suite, figures)
-    return session

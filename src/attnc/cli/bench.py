@@ -71,6 +71,16 @@ def bench(
     if quick:
         options.turns, options.budget = 3, 0.1
     out = report.console()
+    place = ""
+
+    def say(text: str) -> None:
+        nonlocal place
+        status.update(text)
+        row = text.split(": ")[0]
+        if not out.is_terminal and row != place:
+            click.echo(row, err=True)
+        place = row
+
     with out.status("") as status:
         done = session.run(
             names,
@@ -78,7 +88,7 @@ def bench(
             full=full,
             quick=quick,
             only=only,
-            report=lambda text: status.update(text),
+            report=say,
             shown=lambda suite, results: out.print(report.table(suite, results)),
         )
     for line in report.summary(done):
