@@ -63,7 +63,7 @@ class Lowered:
     @property
     def llvm_ir(self) -> str:
         """The LLVM text that attnc emits: the kernel, then the leaf routines it calls, as two modules."""
-        return self.code.llvm + ("\n; leaf routines, an object of their own\n\n" + self.code.leaves if self.code.leaves else "")
+        return "\n; leaf routines, an object of their own\n\n".join([self.code.llvm, *self.code.leaves])
 
     @cached_property
     def assembly(self) -> str:

@@ -107,11 +107,11 @@ def lower(module: ModuleOp, target: Target, observe: Observer | None = None) -> 
 # -- code -----------------------------------------------------------------------------------------------------------------
 @dataclass
 class Code:
-    """What emission gives for a module's kernels: LLVM text of its own, that of the leaf routines it calls, and the record
-    by which the runtime launches it."""
+    """What emission gives for a module's kernels: LLVM text of their own, those of the leaf routines they call, and the record
+    by which the runtime launches them."""
 
     llvm: str
-    leaves: str
+    leaves: list[str]
     record: dict[str, Any] = field(default_factory=dict)
 
 
@@ -123,13 +123,10 @@ def emit(module: ModuleOp, target: Target) -> Code:
 
 
 def to_objects(code: Code, target: Target) -> list[bytes]:
-    """Object bytes of the kernel and of its leaf routines. The latter are compiled once for a set of element types."""
+    """Object bytes of the kernels and of their leaf routines. The latter are compiled once for a set of element types."""
     from attnc.codegen.llvm.compile import to_object
 
-    objects = [to_object(code.llvm, target)]
-    if code.leaves:
-        objects.append(_leaf_object(code.leaves, target))
-    return objects
+    return [to_object(code.llvm, target), *(_leaf_object(text, target) for text in code.leaves)]
 
 
 @functools.lru_cache(maxsize=32)

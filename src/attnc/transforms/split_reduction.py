@@ -12,7 +12,7 @@ After, two kernels with one list of arguments, to be run one after the other:
     tile.kernel @attention_split(%query, %key, …, %out, %group, %partial_acc, %partial_max, %partial_sum) {
       tile.grid (%b, %hg, %m0, %s0) to (…, %keys) step (1, 1, 24, 1024) {
         %chunk_end = min(%s0 + 1024, %keys), %chunk = %s0 / 1024
-        %max, %sum, %acc = tile.for %k0 = %s0 to %chunk_end step 128 carry(…) { … {attnc.staging = "block"} }
+        %max, %sum, %acc = tile.for %k0 = %s0 to %chunk_end step 128 carry(…) { … {attnc.staging = "none"} }
         tile.store %acc, %partial_acc[%b, %h, %q, %chunk, %n]
         tile.store %max, %partial_max[%b, %h, %q, %chunk] ; tile.store %sum, %partial_sum[…]
 
@@ -25,7 +25,8 @@ After, two kernels with one list of arguments, to be run one after the other:
         %r = tile.map … ; tile.store %r, %out[%b, %h, %q, %n]
 
 Chunks are merged in their order, whoever computed them: the same bits for any number of threads. Maxima are in natural units.
-`attnc.scratch` gives the shapes of the partial results, which the launcher allocates. What a task stages serves it alone.
+`attnc.scratch` gives the shapes of the partial results, which the launcher allocates. Keys and values are read once, so
+they are not staged.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ def _split(kernel: tile.KernelOp, chunk: int) -> tile.KernelOp:
     for op in loop.walk():
         if isinstance(op, OnlineAttentionOp):
             del op.attributes[CHUNK]
-            op.attributes[STAGING] = StringAttr("block")
+            op.attributes[STAGING] = StringAttr("none")
     start = body.insert_arg(INDEX, len(body.args))
     start.name_hint = "s0"
     keys = loop.upper

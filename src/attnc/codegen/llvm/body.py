@@ -18,6 +18,7 @@ from xdsl.ir import Operation, SSAValue
 
 from attnc.analysis.machine import register_tile
 from attnc.codegen.llvm import leaves
+from attnc.codegen.llvm.in_place import in_place
 from attnc.codegen.llvm.operations import RegionEmitter
 from attnc.codegen.llvm.program import Program, build_program, columns_of, is_tile, straight_line
 from attnc.codegen.llvm.rows import RowEmitter
@@ -263,7 +264,7 @@ class BodyEmitter:
         for dot in program.dots:
             operand, key = right_operand(dot, program.resolve)
             if key not in panels:
-                panels[key] = self.staging.panels(operand, key)
+                panels[key] = in_place(self.staging, dot, operand, key) or self.staging.panels(operand, key)
         self.rows.begin(program, outside, loop, {dot: panels[program.resolve(dot.rhs)] for dot in program.dots})
 
         def strip(start: str, _: list[str]) -> None:

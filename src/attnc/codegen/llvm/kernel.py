@@ -34,12 +34,12 @@ CONTEXT_ARGS, CONTEXT_SHARED, CONTEXT_SCRATCH, CONTEXT_STRIDE, CONTEXT_TASK, CON
 @dataclass
 class Emitted:
     """LLVM text of one kernel and what the runtime must know of it: its own functions, the mathematical functions they call
-    (by symbol), declarations, and the text of its leaf routines."""
+    (by symbol), declarations, and the texts of its leaf routines, each an object of its own."""
 
     functions: list[str]
     definitions: dict[str, str]
     declarations: set[str]
-    leaves: str
+    leaves: dict[str, str]
     thread_bytes: int
 
 
@@ -107,6 +107,7 @@ class KernelEmitter:
         self.bits = 64 if self.element == "double" else 32
         self.width = target.lanes(self.bits)
         self.pack_sources: set[str] = set()
+        self.in_place: dict[str, str] = {}
         self.uses_products = self.uses_pairs = False
         self.scratch_bytes = 0
 
@@ -178,15 +179,17 @@ class KernelEmitter:
         declarations = region.declarations | body.declarations
         return Emitted(functions, definitions, declarations, self._leaves(), self.scratch_bytes)
 
-    def _leaves(self) -> str:
-        """The leaf routines this kernel calls: all there are for its element types, so that other kernels share the object."""
+    def _leaves(self) -> dict[str, str]:
+        """The leaf routines this kernel calls: all there are for its element types, so that other kernels share the object; and
+        those that read operands in place."""
         if not self.uses_products and not self.pack_sources:
-            return ""
+            return {}
         sources = sorted(self.pack_sources) or [self.element]
         if len(sources) > 1:
             raise LoweringError(f"the right-hand operands of a kernel must be of one element type, not {sources}")
         text = leaves.define(sources[0], self.element, self.target)[1]
-        return leaves.join([text, leaves.pairs(self.target)]) if self.uses_pairs else text
+        text = leaves.join([text, leaves.pairs(self.target)]) if self.uses_pairs else text
+        return {"panels": text, **self.in_place}
 
     def emit_kernel_scalars(self, region: RegionEmitter) -> None:
         """Scalar operations outside the grid."""

@@ -29,15 +29,17 @@ def kernels_of(module: ModuleOp) -> list[KernelOp]:
     return kernels
 
 
-def emit_module(module: ModuleOp, target: Target) -> tuple[str, str, dict[str, Any]]:
-    """LLVM text of all kernels, that of the leaf routines they call, and the record by which they are launched."""
+def emit_module(module: ModuleOp, target: Target) -> tuple[str, list[str], dict[str, Any]]:
+    """LLVM text of all kernels, those of the leaf routines they call, and the record by which they are launched."""
     kernels = kernels_of(module)
     emitted = [KernelEmitter(kernel, module, target).emit() for kernel in kernels]
-    leaves = {each.leaves for each in emitted if each.leaves}
-    if len(leaves) > 1:
-        raise LoweringError("the kernels of a module must stage operands of one element type")
+    leaves: dict[str, str] = {}
+    for each in emitted:
+        if any(leaves.get(name, text) != text for name, text in each.leaves.items()):
+            raise LoweringError("the kernels of a module must stage operands of one element type")
+        leaves |= each.leaves
     record = module_record(kernels, [each.thread_bytes for each in emitted])
-    return _text(emitted), leaves.pop() if leaves else "", record
+    return _text(emitted), list(leaves.values()), record
 
 
 def _text(emitted: list[Emitted]) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from xdsl.dialects.builtin import BFloat16Type
 
 from attnc.codegen.llvm import leaves_pairs
+from attnc.codegen.llvm.in_place import InPlace, Strips, emit_in_place
 from attnc.codegen.llvm.staging import Panels
 from attnc.codegen.llvm.storage import Storage, element_of
 from attnc.codegen.llvm.text import Function
@@ -18,14 +19,14 @@ if TYPE_CHECKING:
     from attnc.codegen.llvm.rows import RowEmitter
 
 
-def emit_dot(rows: RowEmitter, dot: tile.DotOp, panels: Panels) -> None:
+def emit_dot(rows: RowEmitter, dot: tile.DotOp, right: Panels | InPlace) -> None:
     """Write a product of the present strip: onto its accumulator, scaled on the way if the program absorbed a scaling; with the
     careful product as the other way where it has a `where`."""
     body, f, program = rows.body, rows.f, rows.program
     leaf = body.leaf_symbols()
     left = rows.storage(program.resolve(dot.lhs))
-    if isinstance(left.type, BFloat16Type):
-        _emit_pairs(rows, dot, panels, left)
+    if isinstance(left.type, BFloat16Type) and isinstance(right, Panels):
+        _emit_pairs(rows, dot, right, left)
         return
     if element_type(left.type) != body.kernel.element:
         raise LoweringError(f"tile.dot: the left operand is of {left.type}, the product of {element_of(dot.result)}")
@@ -41,29 +42,36 @@ def emit_dot(rows: RowEmitter, dot: tile.DotOp, panels: Panels) -> None:
     factor = "null"
     if dot in program.absorbed:
         factor = _strip_of(f, rows.storage(program.absorbed[dot][1]), rows.start)
-    # A panel holds `body.panel` columns of the right operand, row after row.
     element = body.kernel.element
-    right = f.pointer(panels.pointer, f.mul(skipped, body.panel), element)
-    if first != "0":
-        panel = f.emit(f"udiv i64 {first}, {body.panel}")
-        right = f.pointer(right, f.mul(panel, panels.stride), element)
-    operands = (
-        f"ptr {f.pointer(_strip_of(f, left, rows.start), skipped, left.element)}, i64 {left.stride}, ptr {right}, "
-        f"i64 {panels.stride}, ptr {f.pointer(_strip_of(f, out, rows.start), first, out.element)}, i64 {out.stride}"
-    )
-    scaled = f"{operands}, ptr {factor}, i64 {depth}, i64 {rows.count}, i64 {panel_count}"
+
+    def operands(panels: Panels) -> str:
+        """Left, right and result. A panel holds `body.panel` columns of the right operand, row after row."""
+        corner = f.pointer(panels.pointer, f.mul(skipped, body.panel), element)
+        if first != "0":
+            panel = f.emit(f"udiv i64 {first}, {body.panel}")
+            corner = f.pointer(corner, f.mul(panel, panels.stride), element)
+        return (
+            f"ptr {f.pointer(_strip_of(f, left, rows.start), skipped, left.element)}, i64 {left.stride}, ptr {corner}, "
+            f"i64 {panels.stride}, ptr {f.pointer(_strip_of(f, out, rows.start), first, out.element)}, i64 {out.stride}"
+        )
 
     def fast() -> None:
-        if dot.acc is None:
-            f.do(f"call void @{leaf.dot_rows}({operands}, i64 {panel_count}, i64 {rows.count}, i64 {depth})")
+        if isinstance(right, InPlace):
+            ends = _strip_of(f, left, rows.start), _strip_of(f, out, rows.start)
+            emit_in_place(rows, dot, right, Strips(*ends, left.stride, out.stride), factor)
+        elif dot.acc is None:
+            f.do(f"call void @{leaf.dot_rows}({operands(right)}, i64 {panel_count}, i64 {rows.count}, i64 {depth})")
         else:
-            f.do(f"call void @{leaf.dot_accumulate}({scaled})")
+            sizes = f"i64 {depth}, i64 {rows.count}, i64 {panel_count}"
+            f.do(f"call void @{leaf.dot_accumulate}({operands(right)}, ptr {factor}, {sizes})")
 
     def careful() -> None:
         assert dot.live is not None
+        panels = right if isinstance(right, Panels) else body.staging.panels(right.operand, right.key)
         live = rows.storage(program.resolve(dot.live))
-        alive = f.pointer(live.pointer, skipped, live.element)
-        f.do(f"call void @{leaf.dot_accumulate_careful}({scaled}, ptr {alive}, i64 {live.stride})")
+        alive = f"ptr {f.pointer(live.pointer, skipped, live.element)}, i64 {live.stride}"
+        sizes = f"i64 {depth}, i64 {rows.count}, i64 {panel_count}"
+        f.do(f"call void @{leaf.dot_accumulate_careful}({operands(panels)}, ptr {factor}, {sizes}, {alive})")
 
     if dot.live is None:
         fast()

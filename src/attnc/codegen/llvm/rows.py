@@ -22,6 +22,7 @@ from xdsl.ir import Operation, SSAValue
 
 from attnc.codegen.llvm.access import LaneAccess
 from attnc.codegen.llvm.extents import Extents
+from attnc.codegen.llvm.in_place import InPlace
 from attnc.codegen.llvm.placement import Placement
 from attnc.codegen.llvm.products import emit_dot
 from attnc.codegen.llvm.program import Group, Program, columns_of, is_tile
@@ -56,7 +57,7 @@ class RowEmitter:
         program: Program,
         outside: set[SSAValue],
         loop: tuple[tile.ForOp, str, str] | None,
-        panels: dict[tile.DotOp, Panels],
+        panels: dict[tile.DotOp, Panels | InPlace],
     ) -> None:
         """Prepare to emit a program: where its values live, and all that does not depend on the row."""
         self.program, self.panels = program, panels

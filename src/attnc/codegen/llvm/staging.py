@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from xdsl.dialects.builtin import BFloat16Type, IndexType, MemRefType, TensorType
 from xdsl.ir import SSAValue
@@ -17,7 +17,7 @@ from xdsl.ir import SSAValue
 from attnc.analysis.machine import register_tile
 from attnc.codegen.llvm import leaves, leaves_pairs
 from attnc.codegen.llvm.operations import RegionEmitter
-from attnc.codegen.llvm.values import element_type, storage_type
+from attnc.codegen.llvm.values import Buffer, element_type, storage_type
 from attnc.dialects import tile
 from attnc.errors import LoweringError
 
@@ -71,7 +71,7 @@ class Panels:
 def right_operand(dot: tile.DotOp, resolve) -> tuple[Operand, SSAValue]:
     """What a product's right-hand side is made from, and the value that stands for it (its key)."""
     value = key = resolve(dot.rhs)
-    lifetime = "block"
+    lifetime = "none"
     if isinstance(value.owner, tile.StageOp):
         lifetime = value.owner.lifetime.data
         value = resolve(value.owner.tile)
@@ -79,7 +79,8 @@ def right_operand(dot: tile.DotOp, resolve) -> tuple[Operand, SSAValue]:
     if not isinstance(load, tile.LoadOp):
         raise LoweringError("the right-hand operand of tile.dot must be a tile.load, staged or not")
     rows, columns = tile.shape_of(load.result)
-    pairs = isinstance(dot.rhs.type, TensorType) and isinstance(dot.rhs.type.element_type, BFloat16Type)
+    types = [cast(TensorType, side.type).element_type for side in (dot.lhs, dot.rhs)]
+    pairs = all(isinstance(type_, BFloat16Type) for type_ in types)
     operand = Operand(load, lifetime, rows, columns, dot.transpose_rhs is not None, [], None, None, None, None, pairs)
     if pairs and (columns % 2 or not operand.transposed):
         raise LoweringError("a right-hand operand in bf16 must be read transposed, and have an even number of columns")
@@ -99,6 +100,11 @@ def right_operand(dot: tile.DotOp, resolve) -> tuple[Operand, SSAValue]:
         else:
             operand.scalars.append((d, iota.offset))
     return operand, key
+
+
+def source_type(buffer: Buffer) -> str:
+    """The element type of a buffer by the name that leaf routines have for it."""
+    return "bfloat" if isinstance(buffer.element, BFloat16Type) else element_type(buffer.element)
 
 
 class Staging:
@@ -232,19 +238,8 @@ class Staging:
         region, f = self.region, self.region.f
         buffer = region.buffers[operand.load.buffer]
         assert isinstance(operand.load.buffer.type, MemRefType) and isinstance(operand.load.result.type, TensorType)
-        valid, offset, inside = str(operand.rows), "0", "true"
-        for d, value in operand.scalars:
-            position = region.scalar(value)
-            inside = f.emit(f"and i1 {inside}, {f.emit(f'icmp ult i64 {position}, {buffer.sizes[d]}')}")
-            offset = f.add(offset, f.mul(position, buffer.strides[d]))
-        row_stride = column_stride = "0"
-        if operand.row_dim is not None and operand.row_offset is not None:
-            first = region.scalar(operand.row_offset)
-            left = f.sub(buffer.sizes[operand.row_dim], first)
-            left = region.intrinsic("smin", "i64", False, [left, capacity])
-            valid = region.intrinsic("smax", "i64", False, [left, "0"])
-            row_stride = buffer.strides[operand.row_dim]
-            offset = f.add(offset, f.mul(first, row_stride))
+        offset, valid, row_stride = self.corner(operand, capacity)
+        column_stride = "0"
         columns = str(operand.columns)
         if operand.column_dim is not None and operand.column_offset is not None:
             first = region.scalar(operand.column_offset)
@@ -256,9 +251,7 @@ class Staging:
                 left = region.intrinsic("smin", "i64", False, [f.sub(buffer.sizes[operand.column_dim], first), columns])
                 columns = region.intrinsic("smax", "i64", False, [left, "0"])
                 self._clear_if(f.emit(f"icmp ne i64 {columns}, {operand.columns}"), destination, size)
-        valid = f.emit(f"select i1 {inside}, i64 {valid}, i64 0")
-        stored = storage_type(buffer.element)
-        source = "bfloat" if isinstance(buffer.element, BFloat16Type) else element_type(buffer.element)
+        stored, source = storage_type(buffer.element), source_type(buffer)
         symbols, _ = leaves.define(source, self.element, self.kernel.target)
         symbol = symbols.pack_rhs_transposed if operand.transposed else symbols.pack_rhs
         self.kernel.pack_sources.add(source)
@@ -270,6 +263,27 @@ class Staging:
             f"call void @{symbol}(ptr {pointer}, i64 {row_stride}, i64 {column_stride}, ptr {destination}, i64 {panel_stride}, "
             f"i64 {valid}, i64 {capacity}, i64 {columns})"
         )
+
+    def corner(self, operand: Operand, capacity: str) -> tuple[str, str, str]:
+        """Where the operand begins in its buffer, how many of its rows (`capacity` at most) lie inside, and their stride."""
+        region, f = self.region, self.region.f
+        buffer = region.buffers[operand.load.buffer]
+        valid, offset, inside = str(operand.rows), "0", "true"
+        for d, value in operand.scalars:
+            position = region.scalar(value)
+            inside = f.both(inside, f.emit(f"icmp ult i64 {position}, {buffer.sizes[d]}"))
+            offset = f.add(offset, f.mul(position, buffer.strides[d]))
+        row_stride = "0"
+        if operand.row_dim is not None and operand.row_offset is not None:
+            first = region.scalar(operand.row_offset)
+            left = f.sub(buffer.sizes[operand.row_dim], first)
+            left = region.intrinsic("smin", "i64", False, [left, capacity])
+            valid = region.intrinsic("smax", "i64", False, [left, "0"])
+            row_stride = buffer.strides[operand.row_dim]
+            offset = f.add(offset, f.mul(first, row_stride))
+        if inside != "true":
+            valid = f.emit(f"select i1 {inside}, i64 {valid}, i64 0")
+        return offset, valid, row_stride
 
     def _clear_if(self, ragged: str, destination: str, size: str) -> None:
         self.region.declarations.add("declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)")
