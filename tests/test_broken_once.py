@@ -163,3 +163,27 @@ def test_a_block_of_keys_need_not_be_whole_vectors(rows: int, keys: int, monkeyp
         right(Problem(*QKV, score_mod=lambda s, b, h, q, k: s + BIAS[k], mask_mod=lambda b, h, q, k: k <= 40 * q))
     finally:
         programs.forget()
+
+
+# -- sizes and memory ------------------------------------------------------------------------------------------------------
+def spread(*shape: int) -> Tensor:
+    """One element, seen everywhere."""
+    return torch.zeros(1).as_strided(shape, (0, 0, 0, 1))
+
+
+@pytest.mark.parametrize(
+    "batch, heads, queries, keys", [(1, 1, 1, 2**31), (1, 1, 2**31, 1), (1, 2**31, 1, 1), (2**31, 1, 1, 1)]
+)
+def test_positions_beyond_32_bits_are_refused(batch: int, heads: int, queries: int, keys: int):
+    key = spread(batch, heads, keys, 1)
+    with pytest.raises(errors.ShapeError, match="=2147483648 is beyond 2147483647"):
+        attnc.flex_attention(spread(batch, heads, queries, 1), key, key)
+
+
+def test_tensors_whose_memory_was_freed_are_refused():
+    tensors = [normal(1, 1, 4, 8) for _ in range(3)]
+    table = normal(4)
+    for freed in (table, *tensors):
+        freed.untyped_storage().resize_(0)
+        with pytest.raises(errors.UnsupportedTensorError, match="was freed"):
+            attnc.flex_attention(*tensors, lambda s, b, h, q, k: s + table[k])

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from attnc import programs
-from attnc.errors import ArgumentsError, DtypeError, TorchMissingError
+from attnc.errors import ArgumentsError, DtypeError, TorchMissingError, UnsupportedTensorError
 
 try:
     import torch
@@ -275,17 +275,15 @@ def run(call: Call) -> tuple[Tensor, Tensor | None, Tensor | None]:
         attention = programs.program(record, signature)
         if call.blocks is None:
             layout.program = record, attention  # equal records are one object
-    words = [
-        query.data_ptr(),
-        *layout.query,
-        call.key.data_ptr(),
-        *layout.key,
-        call.value.data_ptr(),
-        *layout.value,
-        call.scale,
-    ]
+    addresses = query.data_ptr(), call.key.data_ptr(), call.value.data_ptr()
+    if not all(addresses):
+        raise UnsupportedTensorError("the memory of query, key or value was freed (their storage has 0 bytes)")
+    words = [addresses[0], *layout.query, addresses[1], *layout.key, addresses[2], *layout.value, call.scale]
     for tensor in call.captures:
-        words += (tensor.data_ptr(), *tensor.shape, *tensor.stride())
+        address = tensor.data_ptr()
+        if not address and tensor.numel():
+            raise UnsupportedTensorError("the memory of a captured tensor was freed (its storage has 0 bytes)")
+        words += (address, *tensor.shape, *tensor.stride())
     words += call.numbers
     if call.blocks is not None:
         words += (call.blocks.data_ptr(), *call.blocks.shape, *call.blocks.stride())

@@ -12,6 +12,9 @@ from attnc.runtime.sequence import kernel_of
 ORDER = ("query", "key", "value", "scale", "capture", "number", "blocks", "out", "lse", "max", "group")
 """Roles in the order in which kernels take them."""
 
+LAST_POSITION = 2**31 - 1
+"""Positions are int32 scalars in mods."""
+
 GROUP_ROWS = 64
 """With fewer query rows than this, the query heads of one key/value head share a task's rows."""
 
@@ -96,6 +99,7 @@ class Layout:
     ):
         """Each of `query`, `key`, `value` is (sizes, strides). Raises `ShapeError` where they are no attention together."""
         check_shapes(query[0], key[0], value[0], enable_gqa)
+        check_positions(query[0], key[0])
         batch, heads, queries, _ = query[0]
         self.out_shape = (batch, heads, queries, value[0][3])
         self.out_strides = output_strides(self.out_shape, query[1])
@@ -117,6 +121,14 @@ def _broadcast_batch(buffer: tuple[Sequence[int], Sequence[int]], batch: int) ->
     if sizes[0] == batch:
         return (*sizes, *strides)
     return (batch, *sizes[1:], 0, *strides[1:])
+
+
+def check_positions(query: Sequence[int], key: Sequence[int]) -> None:
+    """Raise `ShapeError` unless each position fits in 32 bits, as the mods see it."""
+    sizes = {"batch size B": query[0], "number of heads Hq": query[1], "length Sq": query[2], "length Skv": key[2]}
+    for what, size in sizes.items():
+        if size > LAST_POSITION:
+            raise ShapeError(f"the {what}={size} is beyond {LAST_POSITION}, the largest position that a mod can see")
 
 
 def check_shapes(query: Sequence[int], key: Sequence[int], value: Sequence[int], enable_gqa: bool = True) -> None:
