@@ -39,8 +39,9 @@ NOTHING = Record(None, None)
 class Program:
     """What a call computes, its tensors aside.
 
-    `record`: both mods; `return_lse`, `return_max`: which statistics are asked; `block_size`: (queries, keys) where a
-    BlockMask's lists are passed, else None; `mask_full_blocks`: whether the mask_mod applies in its full blocks, too.
+    `tensor_numbers` are the places of numbers that come as 0-d f64 tensors. `record`: both mods; `return_lse`, `return_max`:
+    which statistics are asked; `block_size`: (queries, keys) where a BlockMask's lists are passed, else None;
+    `mask_full_blocks`: whether the mask_mod applies in its full blocks, too.
     """
 
     record: Record = NOTHING
@@ -48,6 +49,7 @@ class Program:
     return_max: bool = False
     block_size: tuple[int, int] | None = None
     mask_full_blocks: bool = False
+    tensor_numbers: tuple[int, ...] = ()
 
 
 def to_text(program: Program) -> str:
@@ -63,6 +65,7 @@ def to_text(program: Program) -> str:
         "max": program.return_max,
         "block_size": program.block_size,
         "mask_full_blocks": program.mask_full_blocks,
+        "tensor_numbers": program.tensor_numbers,
     }
     return json.dumps(data, separators=(",", ":"))
 
@@ -88,6 +91,7 @@ def from_text(text: str) -> Program:
             bool(data["max"]),
             None if block_size is None else (int(block_size[0]), int(block_size[1])),
             bool(data["mask_full_blocks"]),
+            tuple(map(int, data["tensor_numbers"])),
         )
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
         raise ProgramTextError(f"damaged program text: {error!r}") from error

@@ -62,6 +62,11 @@ def scaled_dot_product_attention(
         from attnc.integrations import traced_sdpa
 
         return traced_sdpa.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    query, key, value = (
+        checks.plain_tensor("query", query),
+        checks.plain_tensor("key", key),
+        checks.plain_tensor("value", value),
+    )
     kind, mask, numbers = mask_kind(query, key, attn_mask, dropout_p, is_causal)
     plain = query.dim() == key.dim() == value.dim() == 4
     shape = query.shape
@@ -69,7 +74,7 @@ def scaled_dot_product_attention(
         query, key, value, shape = four_dims(query, key, value, enable_gqa)
     call = flex.checked_call(query, key, value, None, None, scale, True, False, None, None, None)
     if kind != PLAIN and call.has_values:
-        captures = [] if mask is None else [checked_mask(expanded_mask(mask, shape, key.shape[2]))]
+        captures = [] if mask is None else [expanded_mask(checked_mask(mask), shape, key.shape[2])]
         found = record(kind, query.dtype is torch.float64)
         call.record = check_operands(found, captures, call.query.dtype) if captures else found
         call.captures, call.numbers = captures, numbers

@@ -23,12 +23,12 @@ LIBRARY = torch.library.Library("attnc", "DEF")
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 
 # ints and floats: the captured numbers, in the program's order (torch.export can save neither mixed nor empty lists of
-# numbers, so None stands for none). scale: a number; scale_tensor: a 0-d tensor, in its place; neither: 1/√E. block_lists:
-# kv_num_blocks, kv_indices, and those of the full blocks where there are such. lse and max_scores have no elements where the
-# program does not ask for them.
+# numbers, so None stands for none). float_tensors: floats as 0-d f64 tensors, as torch.compile has them once they change.
+# scale: a number; scale_tensor: a 0-d tensor, in its place; neither: 1/√E. block_lists: kv_num_blocks, kv_indices, and those
+# of the full blocks where there are such. lse and max_scores have no elements where the program does not ask for them.
 LIBRARY.define(
     "attention(Tensor query, Tensor key, Tensor value, Tensor[] captures, Scalar[]? ints, Scalar[]? floats, "
-    "Tensor[] block_lists, str program, Scalar? scale=None, Tensor? scale_tensor=None) "
+    "Tensor[]? float_tensors, Tensor[] block_lists, str program, Scalar? scale=None, Tensor? scale_tensor=None) "
     "-> (Tensor out, Tensor lse, Tensor max_scores)",
     tags=_TAGS,
 )
@@ -36,8 +36,8 @@ LIBRARY.define(
 # elements.
 LIBRARY.define(
     "attention_backward(Tensor grad_out, Tensor? grad_lse, Tensor? grad_max_scores, Tensor query, Tensor key, Tensor value, "
-    "Tensor out, Tensor lse, Tensor[] captures, Scalar[]? ints, Scalar[]? floats, Tensor[] block_lists, str program, "
-    "bool[] needs, Scalar? scale=None, Tensor? scale_tensor=None) "
+    "Tensor out, Tensor lse, Tensor[] captures, Scalar[]? ints, Scalar[]? floats, Tensor[]? float_tensors, "
+    "Tensor[] block_lists, str program, bool[] needs, Scalar? scale=None, Tensor? scale_tensor=None) "
     "-> (Tensor grad_query, Tensor grad_key, Tensor grad_value, Tensor grad_scale, Tensor[] grad_captures)",
     tags=_TAGS,
 )
@@ -53,6 +53,7 @@ def _attention_cpu(
     captures: Sequence[Tensor],
     ints: Sequence[int] | None,
     floats: Sequence[float] | None,
+    float_tensors: Sequence[Tensor] | None,
     block_lists: Sequence[Tensor],
     program: str,
     scale: int | float | None = None,
@@ -60,7 +61,7 @@ def _attention_cpu(
 ) -> tuple[Tensor, Tensor, Tensor]:
     from attnc.integrations.operator import run
 
-    return run(query, key, value, captures, ints, floats, block_lists, program, scale, scale_tensor)
+    return run(query, key, value, captures, ints, floats, float_tensors, block_lists, program, scale, scale_tensor)
 
 
 def _attention_fake(
@@ -70,6 +71,7 @@ def _attention_fake(
     captures: Sequence[Tensor],
     ints: Sequence[Any] | None,
     floats: Sequence[Any] | None,
+    float_tensors: Sequence[Tensor] | None,
     block_lists: Sequence[Tensor],
     program: str,
     scale: Any = None,
@@ -87,6 +89,7 @@ def _attention_autograd(
     captures: Sequence[Tensor],
     ints: Sequence[Any] | None,
     floats: Sequence[Any] | None,
+    float_tensors: Sequence[Tensor] | None,
     block_lists: Sequence[Tensor],
     program: str,
     scale: Any = None,
@@ -100,7 +103,7 @@ def _attention_autograd(
         tensors += [("a captured tensor", tensor) for tensor in captures]
         checks.check_gradients(tensors if scale_tensor is None else [*tensors, ("scale", scale_tensor)])
     with torch._C._AutoDispatchBelowAutograd():
-        return attention(query, key, value, captures, ints, floats, block_lists, program, scale, scale_tensor)
+        return attention(query, key, value, captures, ints, floats, float_tensors, block_lists, program, scale, scale_tensor)
 
 
 def _attention_vmap(keyset: Any, *arguments: Any, **keywords: Any) -> Any:
@@ -136,6 +139,7 @@ def _backward_fake(
     captures: Sequence[Tensor],
     ints: Sequence[Any] | None,
     floats: Sequence[Any] | None,
+    float_tensors: Sequence[Tensor] | None,
     block_lists: Sequence[Tensor],
     program: str,
     needs: Sequence[bool],

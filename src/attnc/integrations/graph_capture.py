@@ -201,7 +201,7 @@ class GraphOperands:
     constants: dict[str, float]
     items: dict[str, tuple[int, Any]]
     """Numbers that a graph takes from a 0-d operand by `.item()`, as dynamo does with floats: place, and the symbolic
-    number."""
+    number. The operand itself is handed on: of the symbolic number AOTAutograd would make a constant."""
 
 
 class _GraphTracer(GraphTracer):
@@ -307,8 +307,9 @@ def capture_graphs(
         tracer.constants,
         tracer.items,
     )
+    symbols = {variable: symbol for variable, (_, symbol) in found.items.items()}
     for expression, answer in tracer.plan._guards.items():
-        if not evaluate(expression, found, operands) == answer:  # of a symbolic number this is a guard
+        if not evaluate(expression, found, operands, symbols) == answer:  # of a symbolic number this is a guard
             raise AssertionError("a number has another value than its own hint")
     return found
 
@@ -340,11 +341,14 @@ def _always_true(mask: Function) -> bool:
     return op.name in ("aten.full.default", "aten.new_full.default") and Literal.of(True) in op.operands
 
 
-def evaluate(expression: Expression, found: GraphOperands, operands: Sequence[Any]) -> Any:
-    """The value of a number's expression, for these operands."""
+def evaluate(
+    expression: Expression, found: GraphOperands, operands: Sequence[Any], symbols: dict[str, Any] | None = None
+) -> Any:
+    """The value of a number's expression, for these operands: a 0-d f64 tensor where one of its parts is such (see `items`),
+    else a number, maybe symbolic."""
     values: dict[str, Any] = {variable: operands[place] for variable, place in found.operands.items()}
     values |= {variable: operands[place].shape[dim] for variable, (place, dim) in found.sizes.items()}
-    values |= {variable: symbol for variable, (_, symbol) in found.items.items()}
+    values |= {variable: operands[place] for variable, (place, _) in found.items.items()} | (symbols or {})
     values |= found.constants
     return eval(source(expression), {"fromhex": float.fromhex}, values)
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from attnc import checks, flex
+from attnc import checks, flex, programs
 from attnc.capture.block_mask import PARTIAL, build_classes
 from attnc.capture.reads import stride_pattern
 from attnc.capture.record import CaptureType, Record
 from attnc.errors import ArgumentsError, BlockMaskError, DtypeError, ShapeError
+from attnc.integrations.graph_capture import hint
 from attnc.program_text import Program, from_text, with_strides
 from attnc.runtime.attention import check_shapes
 
@@ -25,6 +26,7 @@ def run(
     captures: Sequence[Tensor],
     ints: Sequence[int] | None,
     floats: Sequence[float] | None,
+    float_tensors: Sequence[Tensor] | None,
     block_lists: Sequence[Tensor],
     program: str,
     scale: int | float | None,
@@ -42,7 +44,7 @@ def run(
     call.scale = checks.scale_value(scale if scale_tensor is None else scale_tensor, call.signature.head_dim)
     call.record = check_operands(read.record, captures, element)
     call.captures = captures
-    call.numbers = join_numbers(read.record, ints or (), floats or ())
+    call.numbers = join_numbers(read, ints or (), floats or (), float_tensors or ())
     call.blocks = None
     if read.block_size is not None:
         call.blocks = _classes(block_lists, read, query.shape, key.shape[2])
@@ -51,24 +53,60 @@ def run(
     return out, query.new_empty(0) if lse is None else lse, query.new_empty(0) if max_scores is None else max_scores
 
 
-def split_numbers(record: Record, numbers: Sequence[Any]) -> tuple[list[Any] | None, list[Any] | None]:
-    """A record's numbers as the operator's ints and floats."""
-    kinds = [type_.kind for type_ in record.numbers]
-    ints = [number for kind, number in zip(kinds, numbers, strict=True) if kind == "int"]
-    floats = [number for kind, number in zip(kinds, numbers, strict=True) if kind == "float"]
-    return ints or None, floats or None
+class Numbers(NamedTuple):
+    """A record's numbers as the operator takes them, and the places of those that are tensors."""
+
+    ints: list[Any] | None
+    floats: list[Any] | None
+    float_tensors: list[Tensor] | None
+    places: tuple[int, ...]
 
 
-def join_numbers(record: Record, ints: Sequence[int], floats: Sequence[float]) -> list[int | float]:
-    """The operator's ints and floats in the order of the record. Raises `ArgumentsError`."""
-    kinds = [type_.kind for type_ in record.numbers]
-    if kinds.count("int") != len(ints) or kinds.count("float") != len(floats):
+def split_numbers(record: Record, numbers: Sequence[Any], examples: Sequence[Any] | None = None) -> Numbers:
+    """A record's numbers (ints and floats, symbolic ones, and 0-d f64 tensors for floats) as the operator's operands. Where the
+    numbers are proxies, `examples` are what they stand for."""
+    tensors = tuple(place for place, number in enumerate(examples or numbers) if isinstance(number, Tensor))
+    kinds = ["tensor" if place in tensors else type_.kind for place, type_ in enumerate(record.numbers)]
+
+    def of(wanted: str) -> list[Any] | None:
+        return [number for kind, number in zip(kinds, numbers, strict=True) if kind == wanted] or None
+
+    return Numbers(of("int"), of("float"), of("tensor"), tensors)
+
+
+def join_numbers(
+    program: Program, ints: Sequence[int], floats: Sequence[float], tensors: Sequence[Tensor]
+) -> list[int | float]:
+    """The operator's numbers in the order of the record. Raises `ArgumentsError`."""
+    places = program.tensor_numbers
+    kinds = ["tensor" if place in places else type_.kind for place, type_ in enumerate(program.record.numbers)]
+    given = {"int": len(ints), "float": len(floats), "tensor": len(tensors)}
+    wanted = {kind: kinds.count(kind) for kind in given}
+    if given != wanted:
         raise ArgumentsError(
-            f"attnc::attention got {len(ints)} ints and {len(floats)} floats",
-            remedy=f"its program takes {kinds.count('int')} and {kinds.count('float')}",
+            f"attnc::attention got {given['int']} ints, {given['float']} floats and {given['tensor']} floats as tensors",
+            remedy=f"its program takes {wanted['int']}, {wanted['float']} and {wanted['tensor']}",
         )
-    remaining = {"int": iter(ints), "float": map(float, floats)}
+    remaining = {"int": iter(ints), "float": map(float, floats), "tensor": (float(tensor.item()) for tensor in tensors)}
     return [next(remaining[kind]) for kind in kinds]
+
+
+def compile_for(query: Tensor, key: Tensor, value: Tensor, captures: Sequence[Tensor], program: Program) -> None:
+    """Compile what the operator would run on tensors like these (fake ones, of symbolic sizes maybe): raises what it
+    refuses."""
+    like = [
+        torch.empty_strided([hint(size) for size in tensor.shape], [hint(step) for step in tensor.stride()], device="meta")
+        for tensor in (query, key, value)
+    ]
+    like = [tensor.to(query.dtype) for tensor in like]
+    _, signature = flex._layout(like[0], like[1], like[2], True, program.return_lse, program.return_max)
+    if program.block_size is not None:
+        signature = flex._with_block_size(signature, program.block_size)
+    patterns = tuple(
+        capture.strides or stride_pattern([hint(size) for size in tensor.shape], [hint(step) for step in tensor.stride()])
+        for capture, tensor in zip(program.record.captures, captures, strict=True)
+    )
+    programs.program(with_strides(program.record, patterns), signature)
 
 
 def check_operands(record: Record, captures: Sequence[Tensor], element: torch.dtype) -> Record:

@@ -38,7 +38,8 @@ from attnc.program_text import Program, to_text
 
 
 class FlexInGraph(HigherOrderOperator):
-    """What dynamo traces. Really called only after a graph break in its place; then it captures the mods as an eager call does."""
+    """What dynamo traces. Really called only after a graph break in its place; then it captures the mods as an eager call
+    does."""
 
     def __init__(self) -> None:
         super().__init__("attnc_flex_attention")
@@ -87,6 +88,7 @@ class FlexInGraphVariable(TorchHigherOrderOperatorVariable):
                 hints=[error.remedy],
                 from_exc=error,
             )
+        *split, places = split_numbers(found.record, operands.numbers, operands.values)
         size = block_size.as_python_constant()
         program = Program(
             found.record,
@@ -94,6 +96,7 @@ class FlexInGraphVariable(TorchHigherOrderOperatorVariable):
             maximum.as_python_constant(),
             size and tuple(size),
             mask_full_blocks.as_python_constant(),
+            places,
         )
         proxy = tx.output.create_proxy(
             "call_function",
@@ -103,11 +106,10 @@ class FlexInGraphVariable(TorchHigherOrderOperatorVariable):
                 key.as_proxy(),
                 value.as_proxy(),
                 operands.tensors,
-                *split_numbers(found.record, operands.numbers),
+                *split,
                 [item.as_proxy() for item in lists.items],  # type: ignore[attr-defined]
                 to_text(program),
-                scale.as_proxy(),
-                scale_tensor.as_proxy(),
+                *_scale(scale, scale_tensor),
             ),
             {},
         )
@@ -174,29 +176,39 @@ def _refuse_gradients(proxies: Sequence[torch.fx.Proxy]) -> None:
             raise GradientNotImplementedError(f"{proxy.node.name} requires grad, and attnc has no backward pass yet")
 
 
+def _scale(scale: VariableTracker, scale_tensor: VariableTracker) -> tuple[Any, Any]:
+    """scale and scale_tensor. A float that changes is `tensor.item()` in dynamo's graph: the tensor is passed, for
+    AOTAutograd would make a constant of the number."""
+    number = scale.as_proxy()
+    if isinstance(number, torch.fx.Proxy) and number.node.op == "call_method" and number.node.target == "item":
+        (tensor,) = number.node.args
+        assert isinstance(tensor, torch.fx.Node)
+        return None, torch.fx.Proxy(tensor, number.tracer)
+    return number, scale_tensor.as_proxy()
+
+
 class _Operands:
     """The record's operands as proxies of the graph that dynamo writes."""
 
     def __init__(self, tx: Any, found: GraphOperands, proxies: Sequence[torch.fx.Proxy], examples: Sequence[Any]):
         self.tx, self.found, self.proxies, self.examples = tx, found, proxies, examples
         self.tensors = [proxies[place] for place in found.captures]
+        self.values = [evaluate(expression, found, examples) for expression in found.expressions]
         self.numbers = [self._number(expression) for expression in found.expressions]
 
     def _number(self, expression: Expression) -> Any:
         """A number's expression over proxies; its example value is that over the symbolic numbers."""
         value = evaluate(expression, self.found, self.examples)
-        if not isinstance(value, (torch.SymInt, torch.SymFloat)):
+        if not isinstance(value, (torch.SymInt, torch.SymFloat, torch.Tensor)):
             return value
         if expression[0] == "read":
             variable = expression[1].variable
             if variable in self.found.operands:
                 return self.proxies[self.found.operands[variable]]
             if variable in self.found.items:
-                place, _ = self.found.items[variable]
-                proxy = self.tx.output.create_proxy("call_method", "item", (self.proxies[place],), {})
-            else:
-                place, dim = self.found.sizes[variable]
-                proxy = self.tx.output.create_proxy("call_method", "size", (self.proxies[place], dim), {})
+                return self.proxies[self.found.items[variable][0]]
+            place, dim = self.found.sizes[variable]
+            proxy = self.tx.output.create_proxy("call_method", "size", (self.proxies[place], dim), {})
         else:
             names = {f"x{i}": self._number(part) for i, part in enumerate(expression[1:])}
             proxy = eval(expression[0].format(*names), {}, names)

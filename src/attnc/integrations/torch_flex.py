@@ -25,7 +25,7 @@ from attnc import checks, torch_op
 from attnc.capture.block_mask import _UNBOUNDED
 from attnc.errors import AttncError
 from attnc.integrations.graph_capture import GraphOperands, Operands, capture_functions, capture_graphs, operands_of
-from attnc.integrations.operator import split_numbers
+from attnc.integrations.operator import compile_for, split_numbers
 from attnc.integrations.stats import FLEX, count_left, count_taken
 from attnc.integrations.switch import Enabled, Switch
 from attnc.integrations.torch_sdpa import reason_to_leave
@@ -68,14 +68,16 @@ def attention(
     check_shapes(query.shape, key.shape, value.shape, True)
     score_dtype = torch.float64 if query.dtype is torch.float64 else torch.float32
     record, captures, numbers = _captured(score_mod, block_mask[-1], score_captures, mask_captures, score_dtype)
-    ints, floats = split_numbers(record, numbers)
+    *split, places = split_numbers(record, numbers)
     lists, block_size = block_lists(block_mask)
     want_lse = bool(kernel_options.get("OUTPUT_LOGSUMEXP", True))
     want_max = bool(kernel_options.get("OUTPUT_MAX", True))
-    text = to_text(Program(record, want_lse, want_max, block_size))
+    program = Program(record, want_lse, want_max, block_size, tensor_numbers=places)
+    if not checks.is_plain(query):
+        compile_for(query, key, value, captures, program)  # in a graph a refusal would come too late
     number, scale_tensor = (None, scale) if isinstance(scale, Tensor) else (scale, None)
     out, lse, max_scores = torch_op.attention(
-        query, key, value, list(captures), ints, floats, lists, text, number, scale_tensor
+        query, key, value, list(captures), *split, lists, to_text(program), number, scale_tensor
     )
     empty = functools.partial(query.new_empty, query.shape[:3], dtype=score_dtype)
     return out, lse / LN_2 if want_lse else empty(), max_scores / LN_2 if want_max else empty()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch._C import DispatchKey
 
-from attnc.checks import in_forward_mode
+from attnc.checks import in_forward_mode, is_plain
 from attnc.errors import AttncError
 from attnc.integrations.stats import SDPA, count_left, count_taken
 from attnc.integrations.switch import Enabled, Switch
@@ -48,11 +48,13 @@ def _attention(
         reason = reason_to_leave(query, key, value, attn_mask)
         if reason is None:
             out = scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-            count_taken(SDPA, FUNCTION)
+            if counts(query):
+                count_taken(SDPA, FUNCTION)
             return out
     except AttncError as error:
         reason = f"{type(error).__name__}: {error.message}"
-    count_left(SDPA, FUNCTION, reason)
+    if counts(query):
+        count_left(SDPA, FUNCTION, reason)
     operator = torch.ops.aten.scaled_dot_product_attention.default
     return operator._op_dk(
         DispatchKey.CompositeImplicitAutograd,  # torch's own body, which does not come back here
@@ -65,6 +67,11 @@ def _attention(
         scale=scale,
         enable_gqa=enable_gqa,
     )
+
+
+def counts(query: Tensor) -> bool:
+    """Whether this is a call, or the one time that a graph is written: torch.compile runs all else on fake tensors, too."""
+    return is_plain(query) or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
 
 
 def reason_to_leave(*tensors: Tensor | None) -> str | None:

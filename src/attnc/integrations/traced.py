@@ -89,9 +89,9 @@ def call_operator(
 
     score_dtype = torch.float64 if query.dtype is torch.float64 else torch.float32
     record, captures, numbers = capture_functions(score_mod, mask_mod, score_dtype)
-    ints, floats = split_numbers(record, numbers)
-    text = to_text(Program(record, bool(want_lse), bool(want_max), block_size, mask_full_blocks))
-    return torch_op.attention(query, key, value, list(captures), ints, floats, lists, text, scale, scale_tensor)
+    *split, places = split_numbers(record, numbers)
+    text = to_text(Program(record, bool(want_lse), bool(want_max), block_size, mask_full_blocks, places))
+    return torch_op.attention(query, key, value, list(captures), *split, lists, text, scale, scale_tensor)
 
 
 def inputs(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:

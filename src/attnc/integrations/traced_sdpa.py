@@ -41,5 +41,5 @@ def scaled_dot_product_attention(
     captures = [] if mask is None else [scaled_dot_product.expanded_mask(mask, shape, key.shape[2])]
     number, scale_tensor = traced.scale_operands(scale)
     text = TEXTS[kind, query.dtype is torch.float64]
-    out = torch_op.attention(query, key, value, captures, numbers or None, None, [], text, number, scale_tensor)[0]
+    out = torch_op.attention(query, key, value, captures, numbers or None, None, None, [], text, number, scale_tensor)[0]
     return out if plain else out.reshape(*shape[:-1], out.shape[-1])

@@ -45,6 +45,7 @@ def batched(
     captures: Sequence[Tensor],
     ints: Sequence[Any] | None,
     floats: Sequence[Any] | None,
+    float_tensors: Sequence[Tensor] | None,
     block_lists: Sequence[Tensor],
     program: str,
     scale: Any,
@@ -52,10 +53,10 @@ def batched(
 ) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[int | None, int | None, int | None]]:
     """Results with the mapped dimension in front, and where it is. `in_dims` says where the operands have it."""
     count = info.batch_size
-    if scale_tensor is not None and in_dims[9] is not None:
-        return _one_by_one(
-            count, in_dims, (query, key, value, captures, ints, floats, block_lists, program, scale, scale_tensor)
-        )
+    numbers_mapped = any(dim is not None for dim in in_dims[6] or ())
+    if numbers_mapped or (scale_tensor is not None and in_dims[10] is not None):
+        operands = (query, key, value, captures, ints, floats, float_tensors, block_lists, program, scale, scale_tensor)
+        return _one_by_one(count, in_dims, operands)
     read = from_text(program)
     batch = query.shape[0] if in_dims[0] is None else query.movedim(in_dims[0], 0).shape[1]
     folded = [_fold(tensor, dim, count, batch) for tensor, dim in zip((query, key, value), in_dims, strict=False)]
@@ -65,8 +66,10 @@ def batched(
         record = with_mapped_captures(read.record, mapped)
         ints = [*(ints or ()), batch]
         program = to_text(replace(read, record=record))
-    lists = _fold_lists(block_lists, in_dims[6], count, batch)
-    out, lse, max_scores = torch_op.attention(*folded, captures, ints, floats, lists, program, scale, scale_tensor)
+    lists = _fold_lists(block_lists, in_dims[7], count, batch)
+    out, lse, max_scores = torch_op.attention(
+        *folded, captures, ints, floats, float_tensors, lists, program, scale, scale_tensor
+    )
     results, dims = [], []
     for tensor, asked in ((out, True), (lse, read.return_lse), (max_scores, read.return_max)):
         results.append(tensor.unflatten(0, (count, batch)) if asked else tensor)
