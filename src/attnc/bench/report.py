@@ -52,7 +52,7 @@ def cells(result: Result) -> tuple[str, ...]:
     rate = limit = ""
     if own.times:
         unit = "GB/s" if result.by_bytes else "GF/s"
-        rate, limit = f"{result.rate():.4g} {unit}", f"{100 * result.rate() / result.limit:.0f} % of {result.limit:.0f}"
+        rate, limit = f"{result.rate():.4g} {unit}", f"{100 * result.rate() / result.limit:.0f} % of {result.limit:.3g}"
     return name, time_of(own), rate, limit, "\n".join(_beside(result)), "\n".join(map(_verdict, result.verdicts))
 
 
