@@ -181,9 +181,9 @@ def test_positions_beyond_32_bits_are_refused(batch: int, heads: int, queries: i
 
 
 def test_tensors_whose_memory_was_freed_are_refused():
-    tensors = [normal(1, 1, 4, 8) for _ in range(3)]
+    query, key, value = (normal(1, 1, 4, 8) for _ in range(3))
     table = normal(4)
-    for freed in (table, *tensors):
+    for freed in (table, query, key, value):
         freed.untyped_storage().resize_(0)
         with pytest.raises(errors.UnsupportedTensorError, match="was freed"):
-            attnc.flex_attention(*tensors, lambda s, b, h, q, k: s + table[k])
+            attnc.flex_attention(query, key, value, lambda s, b, h, q, k: s + table[k])

@@ -2,8 +2,8 @@
 
     python3 tools/setup_environment.py [--environment .venv] [--groups all|core|torch] [--on-top FILE]
 
-It does nothing when the lock and pyproject.toml are those of the last run. Where Debian's `ensurepip` is missing (the
-package python3-venv), pip is fetched as one file instead. `--on-top` adds the packages of another lock to an environment that
+It does nothing when the lock and pyproject.toml are those of the last run. Where Debian's `ensurepip` is missing, its
+package python3-venv is installed first (as root, or by sudo without a password). `--on-top` adds the packages of another lock to an environment that
 is set up.
 """
 
@@ -16,11 +16,9 @@ import os
 import shutil
 import subprocess
 import sys
-import urllib.request
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PIP_FILE = "https://bootstrap.pypa.io/pip/pip.pyz"
 SECTIONS = {"core": ("to run",), "torch": ("to run", "the torch extra"), "all": None}
 
 
@@ -76,19 +74,22 @@ def _create(environment: Path) -> list[str]:
     if environment.exists() and not works:
         shutil.rmtree(environment)
     if not works:
-        with_pip = importlib.util.find_spec("ensurepip") is not None
-        command = [sys.executable, "-m", "venv", *([] if with_pip else ["--without-pip"]), str(environment)]
-        subprocess.run(command, check=True)
-    if subprocess.run([python, "-m", "pip", "--version"], check=False, capture_output=True).returncode == 0:
-        return [str(python), "-m", "pip"]
-    file = environment / "pip.pyz"
-    if not file.exists():
-        try:
-            with urllib.request.urlopen(PIP_FILE, timeout=60) as answer:
-                file.write_bytes(answer.read())
-        except OSError as error:
-            sys.exit(f"pip is missing and could not be fetched ({error}); install it: apt-get install python3-venv")
-    return [str(python), str(file)]
+        if importlib.util.find_spec("ensurepip") is None:
+            _install_ensurepip()
+        subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
+    return [str(python), "-m", "pip"]
+
+
+def _install_ensurepip() -> None:
+    """Debian keeps `ensurepip`, which puts pip into a new environment, in a package of its own."""
+    package = f"python{sys.version_info.major}.{sys.version_info.minor}-venv"
+    root = [] if os.geteuid() == 0 else ["sudo", "-n"]
+    commands = (["apt-get", "update", "-qq"], ["apt-get", "install", "-y", "-qq", "--no-install-recommends", package])
+    try:
+        for command in commands:
+            subprocess.run([*root, *command], check=True)
+    except (OSError, subprocess.CalledProcessError):
+        sys.exit(f"this Python cannot make virtual environments with pip; install {package} (apt-get install {package})")
 
 
 if __name__ == "__main__":

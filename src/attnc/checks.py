@@ -122,8 +122,8 @@ def same_device(query: Tensor, key: Tensor, value: Tensor) -> bool:
 
 
 def is_watched() -> bool:
-    """Whether something traces, transforms or records what torch calls (torch.compile, torch.func, a dispatch mode, the profiler):
-    then attention has to be the operator `attnc::attention`. Otherwise it need not pay for that."""
+    """Whether something traces, transforms or records what torch calls (torch.compile, torch.func, a dispatch mode, the
+    profiler): then attention has to be the operator `attnc::attention`. Otherwise it need not pay for that."""
     return (
         is_dynamo_compiling()
         or peek_interpreter_stack() is not None

@@ -7,8 +7,8 @@ A `tile.kernel` holds one `tile.grid`; a point of the grid is a task. Inside, va
 * **buffers**, `memref<?x?x64xf32, strided<[?, ?, 1]>>`: the kernel's arguments, sized and strided at run time.
 
 Every operation on a tile is *row-local*: row `r` of the result reads row `r` of its `R`-row operands. The two exceptions
-are `tile.dot`, whose right-hand side is read whole, and `tile.accumulate`. A backend may therefore run a body on a few rows at a
-time (the CPU's row strips) or on all at once (a GPU's program).
+are `tile.dot`, whose right-hand side is read whole, and `tile.accumulate`. A backend may therefore run a body on a few rows
+at a time (the CPU's row strips) or on all at once (a GPU's program).
 
 Element (r, c) of an operand of shape `Rx1` or `1xC` is its (r, 0) or (0, c): shapes broadcast as in NumPy.
 """
@@ -202,14 +202,14 @@ class GridOp(IRDLOperation):
 
     name = "tile.grid"
     bounds = var_operand_def(_INDEX)
-    steps = attr_def(DenseArrayBase)
+    steps = attr_def(DenseArrayBase[IntegerType])
     descending = opt_attr_def(UnitAttr)
     body = region_def("single_block")
 
     @property
     def step_values(self) -> tuple[int, ...]:
         """The step in each dimension."""
-        return tuple(int(step) for step in self.steps.get_values())  # type: ignore[misc]
+        return tuple(self.steps.get_values())
 
     def __init__(self, bounds: Sequence[SSAValue | Operation], steps: Sequence[int], body: Region, descending: bool = False):
         attributes: dict[str, Attribute] = {"steps": DenseArrayBase.from_list(i64, list(steps))}
@@ -218,7 +218,7 @@ class GridOp(IRDLOperation):
         super().__init__(operands=[bounds], attributes=attributes, regions=[body])
 
     def verify_(self):
-        steps = self.steps.get_values()
+        steps = self.step_values
         if not len(self.bounds) == len(steps) == len(self.body.block.args) or any(s < 1 for s in steps):
             raise VerifyException("tile.grid: one bound, one positive step and one block argument for each dimension")
 
@@ -228,7 +228,7 @@ class GridOp(IRDLOperation):
         printer.print_string(") to (")
         printer.print_list(self.bounds, printer.print_operand)
         printer.print_string(") step (")
-        printer.print_list(self.steps.get_values(), lambda step: printer.print_string(str(step)))
+        printer.print_list(self.step_values, lambda step: printer.print_string(str(step)))
         printer.print_string(") ")
         if self.descending is not None:
             printer.print_string("descending ")
@@ -499,8 +499,8 @@ class AccumulateOp(IRDLOperation):
     """`buffer[indices(r, c)] += tile(r, c)`: a sum that several tasks share.
 
     `owners` are the grid dimensions in which tasks that add to the same element may differ: partial sums are kept apart by
-    them and added in order, so that bits do not depend on threads. Tasks that differ in another dimension add to other elements.
-    The element types may differ: the sum is kept in the buffer's (f32 tiles into an f64 sum).
+    them and added in order, so that bits do not depend on threads. Tasks that differ in another dimension add to other
+    elements. The element types may differ: the sum is kept in the buffer's (f32 tiles into an f64 sum).
     """
 
     name = "tile.accumulate"
@@ -577,8 +577,8 @@ class StageOp(IRDLOperation):
 class DotOp(IRDLOperation):
     """`lhs @ rhs`, plus `acc` where given; `transpose_lhs` / `transpose_rhs` read an operand transposed.
 
-    Where `live`, an `i1` tile of the left-hand side's shape, is false, that element takes no part, whatever it and the right-hand
-    side hold: `0 * NaN` is 0 there. (With all of `live` true, and finite operands, it changes nothing.)
+    Where `live`, an `i1` tile of the left-hand side's shape, is false, that element takes no part, whatever it and the
+    right-hand side hold: `0 * NaN` is 0 there. (With all of `live` true, and finite operands, it changes nothing.)
     """
 
     name = "tile.dot"
@@ -723,8 +723,8 @@ class MapOp(IRDLOperation):
 
 @irdl_op_definition
 class ReduceOp(IRDLOperation):
-    """The maximum or the sum of each row (`Rx1`). "max" is NaN where the row holds a NaN; "maxnum" passes over them (-inf if the row
-    holds nothing else)."""
+    """The maximum or the sum of each row (`Rx1`). "max" is NaN where the row holds a NaN; "maxnum" passes over them (-inf if
+    the row holds nothing else)."""
 
     name = "tile.reduce"
     kind = attr_def(StringAttr)
@@ -765,9 +765,9 @@ class GatherOp(IRDLOperation):
     """Inside a map: one element of a captured buffer, indexed as torch indexes.
 
     A negative index wraps once. An index outside `[-size, size)` is a fault where `live` is true (everywhere inside the
-    bounds of the attention, if there is no `live`): the call then raises IndexError and returns nothing. Where `live` is false the
-    element read is unspecified but valid. `proven` says that all indices lie in range, so nothing is checked. `name` is what an
-    error calls the buffer.
+    bounds of the attention, if there is no `live`): the call then raises IndexError and returns nothing. Where `live` is
+    false the element read is unspecified but valid. `proven` says that all indices lie in range, so nothing is checked.
+    `name` is what an error calls the buffer.
     """
 
     name = "tile.gather"

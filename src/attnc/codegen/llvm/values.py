@@ -80,7 +80,7 @@ class Value:
     def origins(self) -> list[Value]:
         """The values that this one's lanes are computed from, itself included, each once."""
         found: dict[int, Value] = {}
-        waiting = [self]
+        waiting: list[Value] = [self]
         while waiting:
             value = waiting.pop()
             if id(value) not in found:
