@@ -3,8 +3,8 @@
     python3 tools/setup_environment.py [--environment .venv] [--groups all|core|torch] [--on-top FILE]
 
 It does nothing when the lock and pyproject.toml are those of the last run. Where Debian's `ensurepip` is missing, its
-package python3-venv is installed first (as root, or by sudo without a password). `--on-top` adds the packages of another lock to an environment that
-is set up.
+package python3-venv is installed first (as root, or by sudo without a password). `--on-top` adds the packages of another
+lock to an environment that is set up.
 """
 
 from __future__ import annotations
