@@ -55,9 +55,9 @@ class _Leaf:
         loaded = f.load(vector(self.shape.width, self.stored), pointer, SOURCE_BYTES[self.source])
         return convert(f, self.source, self.element, self.shape.width, loaded, self.target)
 
-    def ahead(self, f: Function, stride_bytes: Value, columns: Value | int) -> Value:
+    @staticmethod
+    def ahead(f: Function, stride_bytes: Value, row_bytes: Value | int) -> Value:
         """The distance in bytes between a row of the right-hand side and that which is to be asked for."""
-        row_bytes = f.mul(columns, SOURCE_BYTES[self.source])
         rows = f.emit(f"udiv i64 {AHEAD_BYTES}, {row_bytes}")
         return f.emit(f"mul i64 {stride_bytes}, {rows}")
 
@@ -145,28 +145,29 @@ def _dot_block(leaf: _Leaf, rows: int, keys: int) -> str:
     arguments = [*OPERANDS, ("i64", "valid"), ("i64", "columns"), ("i64", "depth")]
     f = Function(f"{leaf.symbol}.{rows}", arguments, linkage="internal")
     left_stride, left_steps = _multiples(f, "%lhs_stride", shape.bytes)
-    right_stride, right_steps = _multiples(f, "%rhs_stride", SOURCE_BYTES[leaf.source])
+    right_stride = f.emit(f"mul i64 %rhs_stride, {SOURCE_BYTES[leaf.source]}")
     lefts = leaf.pointers(f, "%lhs", left_stride, rows)
-    ahead = leaf.ahead(f, right_stride, "%depth")
+    ahead = leaf.ahead(f, right_stride, f.mul("%depth", SOURCE_BYTES[leaf.source]))
 
     def sums(first: Value, count: int) -> list[Value]:
         """Vectors of partial sums of each row with `count` keys from `first` on, row by row."""
-        rights = leaf.pointers(f, f.pointer("%rhs", f.mul(first, right_stride)), right_stride, count)
+        start = f.pointer("%rhs", f.mul(first, right_stride))
 
         def step(_: Value, carried: list[Value]) -> list[Value]:
             values, here = carried[: rows * count], carried[rows * count :]
-            left_here, right_here = here[: len(lefts)], here[len(lefts) :]
-            right = [leaf.load(f, place) for place in _places(f, right_here, right_steps, count)]
-            for place in _places(f, [f.pointer(pointer, ahead) for pointer in right_here], right_steps, count):
-                leaf.prefetch(f, place)
+            left_here, right_here = here[:-1], here[-1]
+            places = [right_here, f.pointer(right_here, right_stride)][:count]
+            right = [leaf.load(f, place) for place in places]
+            for place in places:
+                leaf.prefetch(f, f.pointer(place, ahead))
             result: list[Value] = []
             for r, place in enumerate(_places(f, left_here, left_steps, rows)):
                 left = leaf.vector_load(f, place)
                 result += [shape.multiply_add(f, left, right[c], values[r * count + c]) for c in range(count)]
             moved = [f.pointer(pointer, shape.width, element) for pointer in left_here]
-            return [*result, *moved, *(f.pointer(pointer, shape.width, leaf.stored) for pointer in right_here)]
+            return [*result, *moved, f.pointer(right_here, shape.width, leaf.stored)]
 
-        carried = [(leaf.type, shape.zero)] * (rows * count) + [("ptr", pointer) for pointer in (*lefts, *rights)]
+        carried = [(leaf.type, shape.zero)] * (rows * count) + [("ptr", pointer) for pointer in (*lefts, start)]
         return f.loop(0, "%depth", shape.width, step, carried, "depth")[: rows * count]
 
     def out(r: int, column: Value) -> Value:
@@ -174,7 +175,12 @@ def _dot_block(leaf: _Leaf, rows: int, keys: int) -> str:
         return f.pointer(row, column, element)
 
     def whole(first: Value, _: list[Value]) -> None:
-        values = sums(first, keys)
+        # Two keys side by side make good use of a row's vector; more would hide from the processor that it reads a stream.
+        values: list[Value] = [""] * (rows * keys)
+        for key in range(0, keys, 2):
+            pair = sums(f.add(first, key), 2)
+            for r in range(rows):
+                values[r * keys + key : r * keys + key + 2] = pair[2 * r : 2 * r + 2]
         width = shape.width
         reduced = [_lane_sums(f, shape, values[n : n + width]) for n in range(0, rows * keys, width)]
         for r in range(rows):
@@ -279,7 +285,7 @@ def _accumulate_block(leaf: _Leaf, rows: int, groups: list[int]) -> str:
     right_stride = f.emit(f"mul i64 %rhs_stride, {SOURCE_BYTES[leaf.source]}")
     lefts = leaf.pointers(f, "%lhs", left_stride, rows)
     unscaled = f.emit("icmp eq ptr %scale, null")
-    ahead = leaf.ahead(f, right_stride, sum(groups) * shape.width)
+    ahead = leaf.ahead(f, right_stride, sum(groups) * shape.width * SOURCE_BYTES[leaf.source])
 
     def group(offset: int, vectors: int) -> None:
         places: list[Value] = []
