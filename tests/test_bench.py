@@ -18,12 +18,14 @@ from attnc import flex_attention
 from attnc.bench import case as cases
 from attnc.bench import fresh, limits, peers, plot, problem, report, run, session, suites
 from attnc.bench.case import Case
-from attnc.bench.driver import Peer, PeerFailed
+from attnc.bench.driver import Peer, PeerFailed, Peers
 from attnc.bench.peers import Prepared, Unsupported
 from attnc.bench.run import Options, Result, Timing
 from attnc.bench.suites import Bound, Row
 from attnc.bench.worker import Worker
 from attnc.codegen.llvm.compile import to_assembly
+from attnc.runtime import tuning_file
+from attnc.runtime.tuning_file import TunedTile
 from attnc.target import Target
 
 TINY = Case(1, 2, 48, 16)
@@ -229,6 +231,22 @@ def test_a_process_that_dies_is_a_failure_and_starts_again(monkeypatch: pytest.M
     with pytest.raises(PeerFailed, match="KeyError"):
         peer.order("run", key="never prepared", repeats=1)
     peer.close()
+
+
+def test_what_was_tuned_is_measured(cache_directory: Path):
+    tile = TunedTile(64, 64, 32, False, 48, 512)
+    tuning_file.write(Target.host().machine, [tile])
+    with Peers() as started:
+        code = "from attnc.target import Target; print(Target.host().tuned)"
+        environment = {**os.environ, **started.environment}
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.strip() == repr((tile,))
+
+
+def test_first_calls_include_the_imports():
+    code = "import sys, attnc.bench.fresh; print(sorted(name for name in sys.modules if name.startswith('attnc')))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['attnc', 'attnc.bench', 'attnc.bench.case', 'attnc.bench.fresh', 'attnc.bench.peers']"
 
 
 def test_the_command(tmp_path: Path):

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import select
+import shutil
 import statistics
 import subprocess
 import sys
@@ -15,6 +16,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from attnc.runtime import tuning_file
+from attnc.runtime.cache import disk_cache
 
 TURN_SECONDS = 0.03
 """How long a turn of short calls lasts."""
@@ -93,6 +97,7 @@ class Peers:
     def __init__(self) -> None:
         self._peers: dict[tuple[str, int], Peer] = {}
         self._directory = tempfile.TemporaryDirectory(prefix="attnc-bench-")
+        copy_tuning(self.directory / "attnc")
 
     def __enter__(self) -> Peers:
         return self
@@ -115,6 +120,15 @@ class Peers:
 
     def get(self, name: str, threads: int) -> Peer:
         return self._peers.setdefault((name, threads), Peer(name, threads, self.environment))
+
+
+def copy_tuning(cache: Path) -> None:
+    """Give an empty cache the tile sizes that were stored for this machine: what is measured is what the user has."""
+    disk = disk_cache()
+    stored = disk.file(tuning_file.NAME) if disk is not None else None
+    if stored is not None and stored.exists():
+        cache.mkdir(mode=0o700, exist_ok=True)
+        shutil.copyfile(stored, cache / tuning_file.NAME)
 
 
 @dataclass

@@ -55,12 +55,15 @@ class Figure:
 
 def compile_time(threads: int, repeats: int, peers: tuple[str, ...] | None, report: Callable[[str], None]) -> list[Figure]:
     """First calls with an empty cache and with a warm one, and new mods in a running process."""
+    from attnc.bench.driver import copy_tuning  # here, so that the measured process has not imported it
+
     cold = Figure("compile", "first call, empty cache", "attnc", must=0.9, aim=0.6)
     warm = Figure("compile", "first call, warm disk cache", "attnc", must=0.12, aim=0.08)
     further = Figure("compile", "new mod in a running process, empty cache", "attnc", must=0.2, aim=0.1)
     for number in range(repeats):
         report(f"first calls of attnc, {number + 1} of {repeats}")
         with tempfile.TemporaryDirectory() as cache:
+            copy_tuning(Path(cache))
             environment = {"ATTNC_CACHE_DIR": cache}
             calls = _measured(cold, ["first", "attnc", str(len(NEW_MODS))], threads, environment)
             again = _measured(warm, ["first", "attnc", "1"], threads, environment)

@@ -89,6 +89,7 @@ def machine() -> dict[str, str]:
         "cpu": f"{model} ({target.cpu}), {os.cpu_count()} CPUs",
         "vectors": f"{target.registers} registers of {target.vector_bits} bits",
         "caches": f"L1 {target.l1_bytes >> 10} KiB, L2 {target.l2_bytes >> 10} KiB a core",
+        "tile sizes": f"{len(target.tuned)} tuned, the others by the model" if target.tuned else "by the model of the machine",
         "memory": f"{memory:.0f} GiB",
         "system": platform.platform(),
     }

@@ -46,7 +46,7 @@ class Row:
     @property
     def by_bytes(self) -> bool:
         """Whether memory bandwidth is the limit that counts: few queries."""
-        return self.case.queries <= 16
+        return self.case.queries <= 16 and self.case.keys > self.case.queries
 
 
 def dense(queries: int, dim: int = 64, dtype: str = "f32", heads: int = 8, batch: int = 1, **more) -> Case:

@@ -30,6 +30,7 @@ SUITES = ("prefill", "mods", "masks", "decode", "small", "compile", "memory", "a
 @click.option("--full", is_flag=True, help="Also the rows that take long.")
 @click.option("--quick", is_flag=True, help="A few rows at tiny sizes, without bounds: does it all work?")
 @click.option("--write-results", is_flag=True, help="Write bench/RESULTS.md in the current directory, with bench/results.svg.")
+@click.option("--tune", is_flag=True, help="Measure nothing; search better tile sizes for this machine and store them.")
 def bench(
     suites: tuple[str, ...],
     json_file: Path | None,
@@ -42,6 +43,7 @@ def bench(
     full: bool,
     quick: bool,
     write_results: bool,
+    tune: bool,
 ) -> None:
     """Measure attnc and its peers turn by turn, each in a process of its own, and the machine's limits between the turns.
 
@@ -52,6 +54,9 @@ def bench(
         import torch
     except ImportError as error:
         raise TorchMissingError("the bench measures through torch, which is not installed") from error
+    if tune:
+        search_tiles(full)
+        return
     from attnc.bench import plot as roofline
     from attnc.bench import report, session
     from attnc.bench.peers import FILES
@@ -101,3 +106,23 @@ def bench(
         Path("bench/RESULTS.md").write_text(report.markdown(done, shlex.join(["attnc", *sys.argv[1:]])))
     if done.wrong:
         sys.exit(1)
+
+
+def search_tiles(full: bool) -> None:
+    """Search tile sizes for the usual head dims, and store what is faster than the model's."""
+    from attnc import tuning
+
+    dims, dtypes = ((64, 96, 128, 256), ("f32", "f64")) if full else ((64, 128), ("f32",))
+    shapes = [tuning.ShapeClass(dim, dim, dtype, few) for dtype in dtypes for dim in dims for few in (False, True)]
+    found = []
+    for shape in shapes:
+        name = f"head dim {shape.head_dim}, {shape.dtype}, {'few' if shape.few_queries else 'many'} queries"
+        best = tuning.tune(shape, report=lambda line: click.echo(f"  {line}"))
+        if best is None:
+            click.echo(f"{name}: the model's sizes are as good as any")
+            continue
+        chunk = f" in chunks of {best.chunk}" if best.chunk else ""
+        click.echo(f"{name}: {best.rows} queries × {best.keys} keys{chunk} is faster")
+        found.append(best)
+    if found:
+        click.echo(f"stored in {tuning.store(found)}")
