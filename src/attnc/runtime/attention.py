@@ -18,7 +18,7 @@ LAST_POSITION = 2**31 - 1
 GROUP_ROWS = 64
 """With fewer query rows than this, the query heads of one key/value head share a task's rows."""
 
-FEW_ROWS, MANY_KEYS = 16, 256
+FEW_ROWS, MANY_KEYS = 16, 32
 """At most so many query rows for one key/value head, and at least so many keys, are work for the program of few queries."""
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 from attnc.errors import ArgumentsError, CompileError
@@ -26,6 +27,9 @@ from attnc.runtime.objects import lock as objects_lock
 
 BYTES = {"f64": 8, "f32": 4, "i64": 8, "i32": 4, "f16": 2, "bf16": 2, "i8": 1}
 
+LAYOUTS_KEPT = 1024
+
+_WORD = struct.Struct("=Q")
 _PLAN = struct.Struct("=4q")
 _CONTEXT = struct.Struct("=8Q")
 _PLAN_CALL = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
@@ -67,6 +71,8 @@ class KernelSequence:
         words = "".join("q" + "q" * (2 * len(sizes)) for _, sizes in self._parts)
         layout = struct.Struct(record.format + words)
         self._pack = layout.pack_into
+        self._sizes = itemgetter(*sorted({place for _, rule in self._parts for place, divisor in rule if divisor} or {0}))
+        self._layouts: dict[Any, tuple[list[int], int, list[tuple[int, int]]]] = {}
         self._result = layout.size
         self._context = layout.size + 32
         self._words = layout.size // 8
@@ -108,9 +114,16 @@ class KernelSequence:
             frame = self._frames.pop()
         except IndexError:
             frame = _Frame(self._words)
-        parts, parts_bytes = self.part_words(words)
-        # The kernels' plans read sizes alone, so the buffers may have their places later.
-        self._fill(frame, words, parts)
+        sizes = self._sizes(words)
+        known = self._layouts.get(sizes)
+        if known is None:
+            known = self._remember(sizes, words)
+        parts, parts_bytes, addresses = known
+        try:
+            self._pack(frame.buffer, 0, *words, *parts)
+        except struct.error as error:
+            raise ArgumentsError(f"an argument of kernel {self.record.name} does not fit in 64 bits: {error}") from error
+        # The kernels' plans read sizes alone, so the buffers between kernels get their places after that.
         plans = []
         size = 0
         for plan, _, _, thread_bytes in self._stages:
@@ -125,22 +138,25 @@ class KernelSequence:
             block = scratch.take(parts_bytes + size)
             if block.size <= SMALL_SCRATCH:
                 frame.memory = block
-        place = 0
-        for _, rule in self._parts:
-            parts[place] += block.address
-            place += 1 + 2 * len(rule)
-        self._fill(frame, words, parts)
+        for offset, start in addresses:
+            _WORD.pack_into(frame.buffer, offset, block.address + start)
         fault = self._run(frame, block, block.address + parts_bytes, plans, keep)
         if block is not frame.memory:
             scratch.give(block)
         self._frames.append(frame)
         return fault
 
-    def _fill(self, frame: _Frame, words: Sequence[int | float], parts: Sequence[int]) -> None:
-        try:
-            self._pack(frame.buffer, 0, *words, *parts)
-        except struct.error as error:
-            raise ArgumentsError(f"an argument of kernel {self.record.name} does not fit in 64 bits: {error}") from error
+    def _remember(self, sizes: Any, words: Sequence[int | float]) -> tuple[list[int], int, list[tuple[int, int]]]:
+        """The buffers' words for these sizes, their bytes, and (offset among the words, place in their memory) of addresses."""
+        parts, size = self.part_words(words)
+        addresses, place = [], 0
+        for _, rule in self._parts:
+            addresses.append((8 * (self.record.words + place), parts[place]))
+            place += 1 + 2 * len(rule)
+        if len(self._layouts) >= LAYOUTS_KEPT:
+            self._layouts.clear()
+        found = self._layouts[sizes] = parts, size, addresses
+        return found
 
     def _run(self, frame: _Frame, block: Block, free: int, plans: Sequence[tuple[int, int, int, int]], keep: object) -> int:
         """Each kernel on its team; memory from `free` on is theirs in turn."""

@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from attnc.codegen.llvm.kernel import KernelEmitter
 
 
+SMALL_TASK = 3
+"""So many register tiles of rows are one strip."""
+
+
 class BodyEmitter:
     """Emits one task, at the function's current position, for the grid coordinates in `region.values`."""
 
@@ -40,14 +44,16 @@ class BodyEmitter:
         self.kernel, self.region, self.f = kernel, region, region.f
         self.scratch = scratch
         self.staging = Staging(kernel, region, shared, scratch)
-        self.strip_rows, vectors = register_tile(kernel.target, kernel.bits)
+        strip, vectors = register_tile(kernel.target, kernel.bits)
         self.panel = vectors * kernel.width
         self.called: set[str] = set()
         self.declarations: set[str] = set()
         self.storages: dict[SSAValue, Storage] = {}
         self.careful = ""
         self.row_dim, self.task_rows = kernel.row_dimension()
-        self.padded_rows = (-(-self.task_rows // self.strip_rows)) * self.strip_rows
+        self.padded_rows = -(-self.task_rows // strip) * strip
+        # The rows of a small task go together: what they read in place is then read once.
+        self.strip_rows = self.padded_rows if self.padded_rows <= SMALL_TASK * strip else strip
         self.rows = RowEmitter(self)
 
     # -- scratch ------------------------------------------------------------------------------------------------------
