@@ -270,6 +270,7 @@ def test_compiled_under_it():
     torch._dynamo.reset()
     with attnc.sdpa(), torch.no_grad():
         out = torch.compile(lambda q: torch_sdpa(q, K, V) * 2, backend="aot_eager", fullgraph=True)(Q)
+    assert not attnc.stats().left
     assert torch.allclose(out, torch_sdpa(Q, K, V) * 2, atol=1e-5) and taken() == 1
     torch._dynamo.reset()
 

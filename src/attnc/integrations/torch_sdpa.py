@@ -55,8 +55,7 @@ def _attention(
         reason = f"{type(error).__name__}: {error.message}"
     if counts(query):
         count_left(SDPA, FUNCTION, reason)
-    operator = torch.ops.aten.scaled_dot_product_attention.default
-    return operator._op_dk(
+    return _operator._op_dk(
         DispatchKey.CompositeImplicitAutograd,  # torch's own body, which does not come back here
         query,
         key,
@@ -83,6 +82,7 @@ def reason_to_leave(*tensors: Tensor | None) -> str | None:
     return None
 
 
+_operator = torch.ops.aten.scaled_dot_product_attention.default
 _library: torch.library.Library | None = None
 
 
@@ -91,6 +91,7 @@ def _install() -> None:
     _library = torch.library.Library("aten", "IMPL")
     for key in ("CPU", "AutogradCPU"):
         _library.impl(FUNCTION, _attention, key)
+    _operator._dispatch_cache.clear()  # torch's tracers remember which kernel they found
 
 
 def _remove() -> None:
@@ -98,6 +99,7 @@ def _remove() -> None:
     if _library is not None:
         _library._destroy()
         _library = None
+        _operator._dispatch_cache.clear()
 
 
 _switch = Switch("sdpa", _install, _remove)
