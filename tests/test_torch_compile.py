@@ -153,7 +153,7 @@ def test_numbers_and_values_that_change_compile_nothing():
     assert len(set(counts)) == 1, f"a captured value or number made something compile again: {counts}"
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=needs_tool("g++"))])
 def test_floats_compile_at_most_as_torchs_flex(backend: str):
     counter = torch._dynamo.testing.CompileCounterWithBackend(backend)
 
@@ -330,7 +330,7 @@ def test_the_example(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
 
 # -- torch's own flex_attention
 # --------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", pytest.param("inductor", marks=needs_tool("g++"))])
 def test_torch_flex_compiled(backend: str):
     def function(q: Tensor) -> Tensor:
         return torch_flex(q, K, V, lambda s, b, h, i, j: s + BIAS[j, i], block_mask=LISTS)

@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo.testing
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+import attnc
 import oracle
-from attnc import programs
-from torch_cells import KEYS, QUERIES, ROWS, Row, with_dtype
+from attnc import errors, programs
+from needs import needs_tool
+from torch_cells import KEYS, QUERIES, ROWS, Plain, Row, with_dtype
 
 NAMES = list(ROWS)
 OTHER_LENGTHS = ((50, 64), (21, 90))
@@ -46,7 +48,7 @@ def test_eager(name: str):
     correct(row, inputs, row(*inputs))
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", pytest.param("inductor", marks=needs_tool("g++"))])
 @pytest.mark.parametrize("name", NAMES)
 def test_compiled_in_one_graph(name: str, backend: str):
     row = ROWS[name]()
@@ -86,6 +88,30 @@ def test_exported(name: str, strict: bool):
         inputs = row.inputs(queries, keys, 1)
         correct(row, inputs, program.module()(*inputs), f"{queries} x {keys}")
         correct(row, inputs, program.run_decompositions().module()(*inputs), "decomposed")
+
+
+class WithParameters(nn.Module):
+    """As models are: what attention sees requires grad while grad mode is on."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.bias = nn.Linear(16, 16), nn.Parameter(torch.randn(2))
+
+    def forward(self, query: Tensor, key: Tensor) -> Tensor:
+        query = self.linear(query)
+        out = attnc.flex_attention(query, key, key, lambda s, b, h, q, k: s + self.bias[h])
+        return out + attnc.scaled_dot_product_attention(query, key, key)
+
+
+@pytest.mark.parametrize("strict", [True, False], ids=["strict", "not strict"])
+def test_a_model_with_parameters_is_exported_in_grad_mode(strict: bool):
+    model = WithParameters().eval()
+    inputs = Plain().inputs()[:2]
+    module = torch.export.export(model, inputs, strict=strict).module()
+    with torch.no_grad():
+        assert torch.allclose(module(*inputs), model(*inputs), atol=1e-5)
+    with pytest.raises(errors.GradientNotImplementedError):
+        module(*inputs)
 
 
 @pytest.fixture(scope="module")

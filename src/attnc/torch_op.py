@@ -95,10 +95,10 @@ def _attention_autograd(
     scale: Any = None,
     scale_tensor: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Refuses what would lose a gradient: there is no backward pass yet."""
+    """Refuses what would lose a gradient: there is no backward pass yet. (Of an export the graph is refused, when it runs.)"""
     from attnc import checks
 
-    if checks.may_differentiate():
+    if checks.may_differentiate() and not torch.compiler.is_exporting():
         tensors = [("query", query), ("key", key), ("value", value)]
         tensors += [("a captured tensor", tensor) for tensor in captures]
         checks.check_gradients(tensors if scale_tensor is None else [*tensors, ("scale", scale_tensor)])

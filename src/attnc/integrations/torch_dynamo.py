@@ -169,7 +169,7 @@ def _symbolic_ints(tx: Any) -> Iterator[None]:
 
 
 def _refuse_gradients(proxies: Sequence[torch.fx.Proxy]) -> None:
-    if not torch.is_grad_enabled():
+    if not torch.is_grad_enabled() or torch.compiler.is_exporting():
         return
     for proxy in proxies:
         if proxy.node.meta["example_value"].requires_grad:
