@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import numpy as np
 from xdsl.dialects import func, scf
-from xdsl.dialects.builtin import MemRefType, ModuleOp, TensorType
+from xdsl.dialects.builtin import ArrayAttr, MemRefType, ModuleOp, StringAttr, TensorType
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 from xdsl.parser import Parser
 
@@ -34,8 +34,9 @@ def parse(text: str) -> ModuleOp:
 
 
 def run(module: ModuleOp | str, *arguments: Any, kernel: str | None = None, exact: bool = False, shuffle: int = 0) -> None:
-    """Runs a kernel (the only one, or the one named) on NumPy arrays and numbers, in the order of the kernel's arguments.
+    """Runs the kernels (or the one named) in their order on NumPy arrays and numbers, in the order of the kernels' arguments.
 
+    Those arguments that `attnc.scratch` gives the sizes of are left out: they are memory that passes from kernel to kernel.
     Outputs are arrays among them and are written in place. bf16 buffers are float32 arrays. Tasks run in an order that depends
     on the seed `shuffle`.
 
@@ -44,9 +45,34 @@ def run(module: ModuleOp | str, *arguments: Any, kernel: str | None = None, exac
     """
     if isinstance(module, str):
         module = parse(module)
-    kernels = [op for op in module.ops if isinstance(op, tile.KernelOp)]
-    (chosen,) = [op for op in kernels if kernel is None or op.sym_name.data == kernel]
-    Interpreter(module, exact, shuffle).kernel(chosen, arguments)
+    chosen = [op for op in module.ops if isinstance(op, tile.KernelOp) and kernel in (None, op.sym_name.data)]
+    arguments = (*arguments, *_between(chosen[0], arguments, exact))
+    for op in chosen:
+        Interpreter(module, exact, shuffle).kernel(op, arguments)
+
+
+def _between(kernel: tile.KernelOp, arguments: Sequence[Any], exact: bool) -> list[np.ndarray]:
+    """Memory between kernels, full of NaN; `key.2/1024` is how many times 1024 goes into the third size of
+    the argument `key`, rounded up."""
+    rules = kernel.attributes.get("attnc.scratch")
+    if not isinstance(rules, ArrayAttr) or kernel.roles is None:
+        return []
+    roles = [role.data for role in kernel.roles]
+
+    def size(field: str) -> int:
+        if field.isdigit():
+            return int(field)
+        place, _, divisor = field.partition("/")
+        role, _, dim = place.partition(".")
+        return -(-arguments[roles.index(role)].shape[int(dim)] // int(divisor or 1))
+
+    found = []
+    for parameter, rule in zip(kernel.body.block.args, rules, strict=True):
+        if isinstance(rule, StringAttr) and rule.data:
+            assert isinstance(parameter.type, MemRefType)
+            element = numpy_type(parameter.type.element_type, exact)
+            found.append(np.full([size(field) for field in rule.data.split()], np.nan, element))
+    return found
 
 
 class Interpreter:
