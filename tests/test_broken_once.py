@@ -187,3 +187,30 @@ def test_tensors_whose_memory_was_freed_are_refused():
         freed.untyped_storage().resize_(0)
         with pytest.raises(errors.UnsupportedTensorError, match="was freed"):
             attnc.flex_attention(query, key, value, lambda s, b, h, q, k: s + table[k])
+
+
+# -- edited text -----------------------------------------------------------------------------------------------------------
+def stages() -> dict[str, str]:
+    return attnc.lower(*QKV, lambda s, b, h, q, k: (s + BIAS[k]) * 2).stages
+
+
+def test_a_value_used_before_it_is_defined_has_its_place():
+    lines = stages()["torch"].splitlines()
+    first = next(n for n, line in enumerate(lines) if "torch.aten.mul" in line)
+    swapped = [*lines[: first - 1], lines[first], lines[first - 1], *lines[first + 1 :]]
+    with pytest.raises(errors.IRSyntaxError, match="where it is not defined yet") as raised:
+        attnc.from_text("\n".join(swapped), "edited.mlir")
+    assert f"edited.mlir:{first}:" in str(raised.value)
+
+
+def test_what_a_pass_stumbles_over_in_edited_text_is_an_error_of_ours():
+    text = stages()["convert-torch-to-linalg-ext"]
+    assert text.count("dim = 4 : i64") == 1
+    with pytest.raises(errors.AttncError):
+        attnc.from_text(text.replace("dim = 4 : i64", "dim = 1000000 : i64"))
+
+
+def test_a_string_that_does_not_end_is_found_at_once():
+    text = stages()["torch"]
+    with pytest.raises(errors.IRSyntaxError, match=":1:42: error: this string does not end"):
+        attnc.from_text(text.replace('"torch"', '"torch' + "a" * 200, 1))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from attnc import programs
-from attnc.errors import ArgumentsError, AttncError
+from attnc.errors import ArgumentsError, AttncError, LoweringError
 from attnc.runtime import arrays
 from attnc.runtime.abi import Argument, KernelRecord
 from attnc.runtime.attention import Attention, Layout
@@ -58,7 +59,8 @@ class Lowered:
         """LLVM text and the kernel's record."""
         from attnc import pipeline
 
-        return pipeline.emit(self.module, Target.host())
+        with _refusing("this module cannot be emitted"):
+            return pipeline.emit(self.module, Target.host())
 
     @property
     def llvm_ir(self) -> str:
@@ -136,7 +138,21 @@ def from_text(text: str, filename: str = "<text>") -> Lowered:
     from attnc.mlir_text import parse_module
 
     module = parse_module(text, filename)
-    return Lowered(pipeline.stages_text(module, Target.host()), _module=module)
+    with _refusing("this module cannot be lowered"):
+        stages = pipeline.stages_text(module, Target.host())
+    return Lowered(stages, _module=module)
+
+
+@contextmanager
+def _refusing(what: str) -> Iterator[None]:
+    """What a pass stumbles over in a module that no pass before it has made is a `LoweringError` that names it."""
+    try:
+        yield
+    except AttncError:
+        raise
+    except Exception as error:
+        reason = str(error.__cause__ or error).strip().partition("\n")[0]
+        raise LoweringError(f"{what} ({type(error).__name__}: {reason})") from error
 
 
 class CompiledKernel:

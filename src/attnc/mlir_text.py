@@ -9,7 +9,9 @@ from attnc.errors import IRSyntaxError
 
 if TYPE_CHECKING:
     from xdsl.dialects.builtin import ModuleOp
-    from xdsl.ir import Operation
+    from xdsl.ir import Operation, SSAValue
+
+_STRING_OR_COMMENT = re.compile(r'//[^\n]*|"(?:[^"\\\n\v\f]|\\(?:["nt\\]|[0-9A-Fa-f]{2}))*+(?P<end>"?)')
 
 
 def parse_module(text: str, filename: str = "<text>") -> ModuleOp:
@@ -28,6 +30,9 @@ def parse_module(text: str, filename: str = "<text>") -> ModuleOp:
             places[operation] = start
             return operation
 
+    for literal in _STRING_OR_COMMENT.finditer(text):
+        if literal["end"] == "":  # xDSL's own pattern takes exponential time to find that out
+            raise _error("this string does not end, or has an unknown escape", text, filename, literal.start())
     places: dict[Operation, int] = {}
     parser = None
     try:
@@ -47,11 +52,24 @@ def parse_module(text: str, filename: str = "<text>") -> ModuleOp:
 def verify_module(module: ModuleOp, text: str, filename: str, places: dict[Operation, int]) -> None:
     """Verify, innermost operations first. Raises `IRSyntaxError` at the operation that does not."""
 
+    visible: set[SSAValue] = set()
+
     def visit(operation: Operation) -> None:
+        for operand in operation.operands:
+            if operand not in visible:  # xDSL's parser takes a later value for a forward reference
+                name = f"%{operand.name_hint}" if operand.name_hint else "an operand"
+                message = f"'{operation.name}' uses {name} where it is not defined yet"
+                raise _error(message, text, filename, places.get(operation, 0))
         for region in operation.regions:
+            inside: list[SSAValue] = []
             for block in region.blocks:
+                inside += block.args
+                visible.update(block.args)
                 for inner in block.ops:
                     visit(inner)
+                    inside += inner.results
+                    visible.update(inner.results)
+            visible.difference_update(inside)
         try:
             operation.verify(verify_nested_ops=False)
         except Exception as error:  # verifiers may meet what they did not expect, too
