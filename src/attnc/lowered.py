@@ -132,8 +132,10 @@ def lower(
 
 def from_text(text: str, filename: str = "<text>") -> Lowered:
     """The program of MLIR text that any stage printed, edited or not, or that was written by hand; it is taken up at the stage
-    that `attnc.stage` names. Raises `IRSyntaxError` with the place where the text is no valid module, `LoweringError` where it
-    cannot be lowered."""
+    that `attnc.stage` names. `.compile()` makes it callable, on query, key, value and `captures=[…]`: a text holds no tensors.
+
+    Raises `IRSyntaxError` with the place where the text is no valid module, `LoweringError` where it cannot be lowered.
+    """
     from attnc import pipeline
     from attnc.mlir_text import parse_module
 

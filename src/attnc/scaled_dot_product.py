@@ -45,8 +45,9 @@ def scaled_dot_product_attention(
 
     Arguments:
         query: [..., Hq, Sq, E] with any number of batch dims (also [N, Sq, E] and [Sq, E]), of f64, f32, f16 or bf16, any
-        strides. key, value: [..., Hkv, Skv, E] and [..., Hkv, Skv, Ev] of the same dtype; batch dims broadcast. attn_mask:
-        bool (True: may attend) or float (added to the scaled scores), of any shape that broadcasts to
+            strides.
+        key, value: [..., Hkv, Skv, E] and [..., Hkv, Skv, Ev] of the same dtype; batch dims broadcast.
+        attn_mask: bool (True: may attend) or float (added to the scaled scores), of any shape that broadcasts to
             [..., Hq, Sq, Skv]; or a `torch.nn.attention.bias.CausalBias`.
         dropout_p: 0.0.
         is_causal: query q sees the keys k <= q (upper-left, as torch, also where Sq != Skv).
