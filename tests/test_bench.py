@@ -243,6 +243,24 @@ def test_what_was_tuned_is_measured(cache_directory: Path):
     assert done.stdout.strip() == repr((tile,))
 
 
+def test_an_interrupted_run_keeps_what_it_has(monkeypatch: pytest.MonkeyPatch):
+    results = iter([made(attnc=1e-3)])
+
+    def run_row(*_: object) -> Result:
+        try:
+            return next(results)
+        except StopIteration:
+            raise KeyboardInterrupt from None
+
+    monkeypatch.setattr(session, "run_row", run_row)
+    shown = []
+    done = session.run(
+        ["small", "decode"], QUICK, full=False, quick=True, only="", report=print, shown=lambda suite, rows: shown.append(suite)
+    )
+    assert done.interrupted and len(done.results) == 1 and shown == ["small"]
+    assert any("INTERRUPTED" in line for line in report.summary(done))
+
+
 def test_first_calls_include_the_imports():
     """The measured process has imported no more of attnc than its package and the bench itself."""
     code = "import sys, attnc; before = set(sys.modules); import attnc.bench.fresh; print(*sorted(set(sys.modules) - before))"

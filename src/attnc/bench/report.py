@@ -107,7 +107,8 @@ def console() -> Console:
 def summary(session: Session) -> list[str]:
     """What to know at a glance."""
     disturbed = [f"{result.title} {result.case}" for result in session.results if result.disturbed]
-    lines = [session.limits] if session.limits else []
+    lines = ["INTERRUPTED: this is not all"] if session.interrupted else []
+    lines += [session.limits] if session.limits else []
     lines += [f"WRONG: {text}" for text in session.wrong]
     lines += [f"MISSED: {text}" for text in session.misses]
     lines += [f"not judged: {text}" for text in session.unjudged]

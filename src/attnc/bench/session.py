@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import importlib.metadata
 import os
@@ -34,6 +33,7 @@ class Session:
     options: Options
     results: list[Result] = field(default_factory=list)
     figures: list[Figure] = field(default_factory=list)
+    interrupted: bool = False
 
     def to_json(self) -> dict[str, Any]:
         figures = [
@@ -46,6 +46,7 @@ class Session:
             "machine": self.machine,
             "versions": self.versions,
             "options": asdict(self.options),
+            "interrupted": self.interrupted,
             "rows": [result.to_json() for result in self.results],
             "figures": figures,
         }
@@ -124,8 +125,10 @@ def run(
     """Run suites one after the other. `only` keeps the rows whose title and case hold that text; `report` is told what is being
     done, `shown` each suite as soon as it is complete."""
     session = Session(machine(), versions(), options)
-    with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C: what was measured so far stands
+    try:
         _run(session, suites, full, quick, only, report, shown)
+    except KeyboardInterrupt:
+        session.interrupted = True  # what was measured so far stands
     return session
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
 import sys
 from pathlib import Path
 
@@ -86,6 +87,8 @@ def bench(
             click.echo(row, err=True)
         place = row
 
+    for number in (signal.SIGINT, signal.SIGTERM):  # either way, what was measured so far is shown
+        signal.signal(number, signal.default_int_handler)
     with out.status("") as status:
         done = session.run(
             names,
