@@ -336,9 +336,8 @@ def test_torch_flex_compiled(backend: str):
         return torch_flex(q, K, V, lambda s, b, h, i, j: s + BIAS[j, i], block_mask=LISTS)
 
     expected = function(Q)
-    uncached = torch.compiler.config.patch(
-        force_disable_caches=True
-    )  # a graph from torch's disk cache is not traced, nor counted
+    # A graph from torch's disk cache is not traced, nor counted.
+    uncached = torch.compiler.config.patch(force_disable_caches=True)  # type: ignore[attr-defined]
     with attnc.enable_torch_flex(), torch.no_grad(), uncached:
         out = torch.compile(function, backend=backend, fullgraph=True)(Q)
     assert torch.allclose(out, expected, atol=1e-5) and taken() == {"flex_attention": 1} and not left()
