@@ -94,6 +94,8 @@ def test_refusals():
             read_block_mask(create_block_mask(causal, 2, 2, 256, 256), *sizes)
     with pytest.raises(BlockMaskError):
         read_block_mask(torch.ones(2, 2), 2, 2, 256, 256)
+    with pytest.raises(BlockMaskError, match="pass a mask function as mask_mod="):
+        read_block_mask(causal, 2, 2, 256, 256)
     with pytest.raises(DeviceError):
         module.build_classes(*(torch.zeros(2, 2, device="meta"),) * 2, None, None, 1, 1)
     with pytest.raises(ModSignatureError):

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 import traceback
 
 import numpy
@@ -12,6 +13,8 @@ import torch
 
 from attnc.capture.capture import capture
 from attnc.errors import (
+    AttncError,
+    CaptureIndexError,
     DataDependentModError,
     DeviceError,
     InPlaceModError,
@@ -188,6 +191,87 @@ def test_results():
     with pytest.raises(ModSignatureError, match="no callable"):
         capture(3)
     capture(lambda score, b, h, q, kv: 0.0, lambda b, h, q, kv: True)
+
+
+def _four(b, h, q, kv):
+    return q >= kv
+
+
+def _five(score, b, h, q, kv):
+    return score
+
+
+@pytest.mark.parametrize(
+    ("score_mod", "mask_mod", "message", "remedy", "mod"),
+    [
+        (
+            _four,
+            None,
+            "score_mod '_four' takes 4 arguments, not 5 (score, b, h, q_idx, kv_idx)",
+            "this looks like a mask: pass it as mask_mod=",
+            _four,
+        ),
+        (
+            None,
+            _five,
+            "mask_mod '_five' takes 5 arguments, not 4 (b, h, q_idx, kv_idx)",
+            "this looks like a score mod: pass it as score_mod=",
+            _five,
+        ),
+        (lambda *, x: x, None, "score_mod has keyword arguments", "score_mod(score, b, h", None),
+        (None, functools.partial(_five, 1, 2), "mask_mod takes 3 arguments, not 4", "score_mod(score, b, h", _five),
+        (None, lambda q, kv=3: q, "mask_mod takes 1 to 2 arguments, not 4", "score_mod(score, b, h", None),
+    ],
+)
+def test_another_number_of_arguments(score_mod, mask_mod, message, remedy, mod):
+    with pytest.raises(ModSignatureError) as error:
+        capture(score_mod, mask_mod)
+    assert error.value.message.startswith(message)
+    assert error.value.remedy.startswith(remedy)
+    assert error.value.filename == __file__
+    if mod is not None:
+        assert error.value.line == mod.__code__.co_firstlineno
+
+
+def test_a_type_error_within_a_mod_is_its_own():
+    def mod(score, b, h, q, kv):
+        return _four(score)
+
+    with pytest.raises(TypeError, match="missing 3 required") as error:
+        capture(mod)
+    assert not isinstance(error.value, AttncError)
+
+
+def test_a_wrong_result_names_the_mods_place():
+    def nothing(score, b, h, q, kv):
+        pass
+
+    with pytest.raises(ModSignatureError, match="NoneType") as error:
+        capture(nothing)
+    assert (error.value.filename, error.value.line) == (__file__, nothing.__code__.co_firstlineno)
+
+
+SLOPES = torch.ones(4)
+INDICES = {
+    "beyond": (
+        lambda score, b, h, q, kv: score + SLOPES[7],
+        CaptureIndexError,
+        "index 7 is out of range for dim 0",
+    ),
+    "too many": (lambda score, b, h, q, kv: score + SLOPES[q, kv], CaptureIndexError, "2 indices of a tensor of 1 dims"),
+    "float": (lambda score, b, h, q, kv: score + SLOPES[1.5], UnsupportedModError, "with a float"),
+    "float tensor": (lambda score, b, h, q, kv: score + SLOPES[score], UnsupportedModError, "with a tensor of torch.float32"),
+    "string": (lambda score, b, h, q, kv: score + SLOPES["a"], UnsupportedModError, "with a str"),
+    "dim": (lambda score, b, h, q, kv: score + TABLE.transpose(0, 2)[q, kv], CaptureIndexError, "dim 2 of a tensor of 2 dims"),
+}
+
+
+@pytest.mark.parametrize("name", INDICES)
+def test_indices_that_cannot_be(name):
+    mod, kind, message = INDICES[name]
+    with pytest.raises(kind, match=message) as error:
+        capture(mod)
+    assert (error.value.filename, error.value.line) == (__file__, mod.__code__.co_firstlineno)
 
 
 def test_a_mods_own_exception_keeps_its_traceback():

@@ -132,7 +132,8 @@ def read_block_mask(block_mask: Any, batch: int, heads: int, queries: int, keys:
     Raises `SlicedBlockMaskError`, `BlockMaskError` where lengths, batch or heads do not fit, `DeviceError`.
     """
     if not isinstance(block_mask, _TorchBlockMask):
-        raise BlockMaskError(f"block_mask is {type(block_mask).__name__}, not a BlockMask")
+        remedy = "pass a mask function as mask_mod=" if callable(block_mask) else None
+        raise BlockMaskError(f"block_mask is {type(block_mask).__name__}, not a BlockMask", remedy=remedy)
     mask_mod = block_mask.mask_mod
     if mask_mod is _torch_flex._sliced_mask_mod_error:
         raise SlicedBlockMaskError("the BlockMask was sliced, and so lost its mask_mod")

@@ -13,7 +13,7 @@ import torch
 from attnc.capture.locations import refuse
 from attnc.capture.numbers import NumberProxy, concrete
 from attnc.capture.symbolic import symbolic
-from attnc.errors import DataDependentModError, UnsupportedModError
+from attnc.errors import CaptureIndexError, DataDependentModError, UnsupportedModError
 
 if TYPE_CHECKING:
     from attnc.capture.trace import Tracer
@@ -65,7 +65,7 @@ def _tensor_index(tracer: Tracer, item: Any) -> Any:
                 "torch.where(condition, a, b)",
             )
         if standin.dtype not in _INDEX_DTYPES:
-            raise IndexError(f"tensors used as indices must be integers, got {standin.dtype}")
+            raise _not_an_integer(f"tensor of {standin.dtype}")
         return standin
     if isinstance(item, bool):
         raise refuse(UnsupportedModError, "a mod indexes a tensor with a bool", "index with integers")
@@ -73,17 +73,25 @@ def _tensor_index(tracer: Tracer, item: Any) -> Any:
         if any(isinstance(entry, torch.Tensor) for entry in item):
             raise refuse(UnsupportedModError, "a mod indexes with a list that holds tensors", "torch.stack([...])")
         return torch.tensor([concrete(entry) for entry in item])
+    if isinstance(item, float) or (type(item) is NumberProxy and isinstance(item._value, float)):
+        raise _not_an_integer("float")
     if item is None or item is Ellipsis or isinstance(item, slice) or type(item) is NumberProxy:
         return item
     if hasattr(item, "__array_interface__") or hasattr(item, "__array__"):
         return tracer.value(torch.as_tensor(item)).standin
+    if not hasattr(item, "__index__"):
+        raise _not_an_integer(type(item).__name__)
     return item.__index__()
+
+
+def _not_an_integer(what: str) -> UnsupportedModError:
+    return refuse(UnsupportedModError, f"a mod indexes a tensor with a {what}", "index with integers, e.g. x.to(torch.int32)")
 
 
 def _without_ellipsis(items: list[Any], rank: int) -> list[Any]:
     used = sum(item is not None and item is not Ellipsis for item in items)
     if used > rank:
-        raise IndexError(f"too many indices for tensor of dimension {rank}")
+        raise refuse(CaptureIndexError, f"{used} indices of a tensor of {rank} dims", "give at most one index for each dim")
     for place, item in enumerate(items):
         if item is Ellipsis:
             return items[:place] + [slice(None)] * (rank - used) + [i for i in items[place + 1 :] if i is not Ellipsis]

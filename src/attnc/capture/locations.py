@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import sys
+import types
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from attnc.capture.record import Location
-from attnc.errors import UnsupportedModError
+from attnc.errors import AttncError
+
+E = TypeVar("E", bound=AttncError)
 
 _HERE = str(Path(__file__).parent)
 _TORCH = str(Path(torch.__file__).parent)
@@ -34,6 +38,16 @@ def where() -> dict[str, Any]:
     return {} if location is None else {"filename": location.file, "line": location.line}
 
 
-def refuse(kind: type[UnsupportedModError], message: str, remedy: str | None = None) -> UnsupportedModError:
+def definition(mod: Any) -> dict[str, Any]:
+    """Where a mod is defined, as an error's `filename` and `line`; nothing where it is no Python code."""
+    while isinstance(mod, functools.partial):
+        mod = mod.func
+    if not isinstance(mod, (types.FunctionType, types.MethodType)):
+        mod = getattr(type(mod), "__call__", None)  # noqa: B004 - its code is wanted
+    code = getattr(mod, "__code__", None)
+    return {} if code is None else {"filename": code.co_filename, "line": code.co_firstlineno}
+
+
+def refuse(kind: type[E], message: str, remedy: str | None = None) -> E:
     """The error `kind` at the user's current line."""
     return kind(message, remedy=remedy, **where())

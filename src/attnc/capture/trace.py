@@ -7,13 +7,14 @@ here, `dispatch.py` writes it down. Nothing of this imports torch._dynamo, and g
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import torch
 
-from attnc.capture.locations import user_location
+from attnc.capture.locations import definition, user_location
 from attnc.capture.numbers import Expression, NumberProxy, describe
 from attnc.capture.reads import LazyCheck, Node, Plan, TensorCheck, stride_pattern
 from attnc.capture.record import (
@@ -347,6 +348,59 @@ def trace(score_mod: object, mask_mod: object, score_dtype: torch.dtype) -> Trac
                 raise ModSignatureError(f"{name} is no callable but {type(mod).__name__}")
             node = tracer.plan.read(name, name)
             rebuilt = environment.wrap(mod, node)
-            traced.append(None if mod is None else tracer.run(rebuilt, names, score_dtype))
+            traced.append(None if mod is None else _run(tracer, mod, rebuilt, names, score_dtype))
         environment.finish()
         return tracer.finish(*traced)
+
+
+def _run(tracer: Tracer, mod: Any, rebuilt: Any, names: tuple[str, ...], score_dtype: torch.dtype) -> _Traced:
+    """The trace of `mod`, run as `rebuilt`; a mod of other arguments, or with another result, is named with its place."""
+    try:
+        return tracer.run(rebuilt, names, score_dtype)
+    except ModSignatureError as error:
+        if error.filename is None:
+            vars(error).update(definition(mod))
+        raise
+    except TypeError as error:
+        refusal = _arguments_error(mod, names)
+        if refusal is None:
+            raise
+        raise refusal from error
+
+
+def _arguments_error(mod: Any, names: tuple[str, ...]) -> ModSignatureError | None:
+    """The error for a mod that cannot be called with `names`; None where it can, or where Python cannot say."""
+    try:
+        signature = inspect.signature(mod)
+    except (TypeError, ValueError):
+        return None
+    if _takes(signature, len(names)):
+        return None
+    role, other, others = "score_mod", "mask_mod", MASK_ARGUMENTS
+    if names is MASK_ARGUMENTS:
+        role, other, others = "mask_mod", "score_mod", SCORE_ARGUMENTS
+    name = getattr(mod, "__name__", "<lambda>")
+    who = role if name in ("<lambda>", role) else f"{role} '{name}'"
+    parameters = signature.parameters.values()
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    least, most = sum(p.default is p.empty for p in positional), len(positional)
+    shown = ({"q": "q_idx", "kv": "kv_idx"}.get(argument, argument) for argument in names)
+    wanted = f"{len(names)} ({', '.join(shown)})"
+    if any(p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in parameters):
+        message = f"{who} has keyword arguments without a default; it is called with {wanted}"
+    elif any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        message = f"{who} takes at least {least} arguments, not {wanted}"
+    else:
+        count = f"{most}" if least == most else f"{least} to {most}"
+        message = f"{who} takes {count} argument{'' if count == '1' else 's'}, not {wanted}"
+    like = {"mask_mod": "a mask", "score_mod": "a score mod"}[other]
+    remedy = f"this looks like {like}: pass it as {other}=" if _takes(signature, len(others)) else None
+    return ModSignatureError(message, remedy=remedy, **definition(mod))
+
+
+def _takes(signature: inspect.Signature, count: int) -> bool:
+    try:
+        signature.bind(*[None] * count)
+    except TypeError:
+        return False
+    return True

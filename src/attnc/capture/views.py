@@ -14,7 +14,7 @@ from attnc.capture.locations import refuse
 from attnc.capture.numbers import concrete
 from attnc.capture.record import NONE, ListOf, Literal
 from attnc.capture.symbolic import proxy_of
-from attnc.errors import UnsupportedOpError
+from attnc.errors import CaptureIndexError, UnsupportedOpError
 
 if TYPE_CHECKING:
     from attnc.capture.trace import Origin, Tracer, Value
@@ -39,14 +39,18 @@ def _broadcast(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
     for column in columns:
         longer = {size for size in column if size != 1}
         if len(longer) > 1:
-            raise IndexError(f"shape mismatch: indexing tensors could not be broadcast together with shapes {shapes}")
+            raise refuse(
+                CaptureIndexError,
+                f"index tensors of shapes {', '.join(str(list(shape)) for shape in shapes)} do not broadcast",
+                "give them lengths that are equal or 1",
+            )
         sizes.append(longer.pop() if longer else 1)
     return tuple(sizes)
 
 
 def _dim(dim: int, rank: int) -> int:
     if not -rank <= dim < rank:
-        raise IndexError(f"Dimension out of range (expected to be in range of [{-rank}, {rank - 1}], but got {dim})")
+        raise refuse(CaptureIndexError, f"dim {dim} of a tensor of {rank} dims", f"give a dim in [{-rank}, {rank})")
     return dim % rank
 
 
@@ -78,7 +82,7 @@ def select(tracer: Tracer, tensor: torch.Tensor, dim: int, place: Any) -> torch.
     size = sizes[dim]
     number = place if proxy is None else proxy._value
     if not -size <= number < size:
-        raise IndexError(f"index {number} is out of bounds for dimension {dim} with size {size}")
+        raise refuse(CaptureIndexError, f"index {number} is out of range for dim {dim} with size {size}")
     operand = Literal.of(place) if proxy is None else tracer.number(proxy)
     shape = (*sizes[:dim], *sizes[dim + 1 :])
     origins = (*value.origins[:dim], *value.origins[dim + 1 :])
