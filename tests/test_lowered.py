@@ -56,6 +56,18 @@ def test_stages_in_order(lowered: attnc.Lowered):
     assert "@attention.work" in lowered.llvm_ir and len(lowered.assembly) > 1000
 
 
+def test_what_is_printed_of_it_is_short(lowered: attnc.Lowered):
+    assert repr(lowered) == "Lowered(torch → … → decompose-attention)"
+    assert repr(attnc.from_text(lowered.stages[STAGES[-1]])) == "Lowered(decompose-attention)"
+    assert repr(compiled_of(lowered)).startswith("CompiledAttention(query: f32[?, ?, ?, 16], key: f32[?, ?, ?, 16], ")
+
+
+def test_empty_text():
+    for text in ("", " \n"):
+        with pytest.raises(errors.IRSyntaxError, match="the text is empty"):
+            attnc.from_text(text)
+
+
 def test_lower_is_what_flex_attention_runs(lowered: attnc.Lowered):
     out = attnc.flex_attention(QUERY, KEY, VALUE, alibi, mask_mod=causal)
     close(out, expected())

@@ -17,8 +17,10 @@ from xdsl.printer import Printer
 
 import attnc
 from attnc import pipeline
+from attnc.errors import PassOrderError
 from attnc.lowered import CompiledAttention
 from attnc.mlir_text import parse_module
+from attnc.target import Target
 from needs import needs_tool, tool
 from oracle import Problem, check, oracle
 from zoo import ENTRIES, problem
@@ -138,6 +140,44 @@ def test_flex_attention_runs_the_pipeline(monkeypatch: pytest.MonkeyPatch, cache
     p = small("identity")
     out = attnc.flex_attention(p.query, p.key, p.value, lambda s, b, h, q, k: s * 2.625, enable_gqa=True)
     check(Problem(p.query, p.key, p.value, lambda s, b, h, q, k: s * 0.5), out)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_passes_run_in_their_order_alone(stage: str):
+    p = small("alibi_causal")
+    text = attnc.lower(p.query, p.key, p.value, **arguments_of(p)).stages[stage]
+    place = STAGES.index(stage)
+    for name in STAGES[1:]:
+        module = parse_module(text)
+        if name == STAGES[min(place + 1, len(STAGES) - 1)] != stage:
+            pipeline.run_pass(module, name, Target.host())
+            assert pipeline.stage_of(module) == name
+            continue
+        with pytest.raises(PassOrderError, match=f"pass {name} (needs a module at stage|has been run)"):
+            pipeline.run_pass(module, name, Target.host())
+        assert pipeline.stage_of(module) == stage
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_module_that_does_not_say_its_stage_goes_on(stage: str):
+    p = small("alibi_causal")
+    lowered = attnc.lower(p.query, p.key, p.value, **arguments_of(p))
+    text = lowered.stages[stage]
+    stripped = re.sub(r" attributes \{attnc\.stage = \"[\w-]+\"\}", "", text)
+    assert stripped != text
+    if stage != STAGES[-1]:
+        pipeline.run_pass(parse_module(stripped), STAGES[STAGES.index(stage) + 1], Target.host())
+    wanted = attnc.flex_attention(p.query, p.key, p.value, **arguments_of(p))
+    defaults = lowered.defaults
+    assert torch.equal(compiled(stripped)(p.query, p.key, p.value, defaults.scale, defaults.captures), wanted)
+
+
+def test_dumped_files_sort_by_stage(monkeypatch: pytest.MonkeyPatch, cache_directory, tmp_path):
+    monkeypatch.setenv("ATTNC_DUMP_IR", str(tmp_path))
+    p = small("identity")
+    attnc.flex_attention(p.query, p.key, p.value, lambda s, b, h, q, k: s * 3.375, enable_gqa=True)
+    names = sorted(file.name for file in tmp_path.glob("*.mlir"))
+    assert names == [f"000-{place}-{stage}.mlir" for place, stage in enumerate(STAGES)]
 
 
 def test_code_can_be_read():

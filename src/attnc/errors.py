@@ -254,6 +254,12 @@ class UnknownPassError(IRError):
         return cls(f"unknown pass {name!r}" + (f"; did you mean {near!r}?" if near else ""))
 
 
+class PassOrderError(IRError):
+    """A pass is asked to run on a module that is past it, or that passes before it have not seen."""
+
+    default_remedy = "attnc opt --list prints the passes in their order; a module's stage is its attnc.stage"
+
+
 class LoweringError(AttncError, NotImplementedError):
     """A valid module that a pass or the emitter cannot take further."""
 

@@ -33,7 +33,7 @@ class Defaults:
     block_lists: Sequence[Any] = ()
 
 
-@dataclass
+@dataclass(repr=False)
 class Lowered:
     """A program at every stage.
 
@@ -43,7 +43,11 @@ class Lowered:
 
     stages: dict[str, str]
     defaults: Defaults = field(default_factory=Defaults)
-    _module: ModuleOp | None = field(default=None, repr=False)
+    _module: ModuleOp | None = None
+
+    def __repr__(self) -> str:
+        names = list(self.stages)
+        return f"Lowered({' → '.join(names if len(names) < 3 else [names[0], '…', names[-1]])})"
 
     @property
     def module(self) -> ModuleOp:
@@ -157,6 +161,10 @@ def _refusing(what: str) -> Iterator[None]:
         raise LoweringError(f"{what} ({type(error).__name__}: {reason})") from error
 
 
+def _described(arguments: Sequence[Argument]) -> str:
+    return ", ".join(argument.describe() for argument in arguments)
+
+
 class CompiledKernel:
     """A kernel whose arguments have no roles: call it on all of them in order, outputs included, which are written in place."""
 
@@ -168,6 +176,9 @@ class CompiledKernel:
     def arguments(self) -> tuple[Argument, ...]:
         """What it takes."""
         return self._kernel.record.arguments
+
+    def __repr__(self) -> str:
+        return f"CompiledKernel({_described(self.arguments)})"
 
     def __call__(self, *arguments: Any) -> None:
         """Run on numpy arrays or CPU torch tensors and Python numbers. Raises `ArgumentsError`, `DtypeError`, `ShapeError`,
@@ -189,6 +200,9 @@ class CompiledAttention:
     def arguments(self) -> tuple[Argument, ...]:
         """What the kernel takes, results and `group` included."""
         return self._attention.record.arguments
+
+    def __repr__(self) -> str:
+        return f"CompiledAttention({_described(self.arguments)})"
 
     def __call__(
         self,

@@ -30,6 +30,8 @@ def parse_module(text: str, filename: str = "<text>") -> ModuleOp:
             places[operation] = start
             return operation
 
+    if not text.strip():
+        raise _error("the text is empty", text, filename, 0)
     for literal in _STRING_OR_COMMENT.finditer(text):
         if literal["end"] == "":  # xDSL's own pattern takes exponential time to find that out
             raise _error("this string does not end, or has an unknown escape", text, filename, literal.start())

@@ -29,6 +29,7 @@ from attnc.errors import (
     AttncError,
     CaptureIndexError,
     ModDivisionError,
+    PassOrderError,
     UnknownPassError,
 )
 from attnc.target import Target
@@ -64,16 +65,38 @@ def pass_module(name: str) -> ModuleType:
 
 
 def run_pass(module: ModuleOp, name: str, target: Target) -> None:
-    """Run one pass in place, verify its result, and note it as the module's stage."""
+    """Run one pass in place, verify its result, and note it as the module's stage.
+
+    Raises `UnknownPassError`, and `PassOrderError` where the module is past the pass or not yet at the one before it.
+    """
     from xdsl.dialects.builtin import StringAttr
 
-    pass_module(name).run(module, target)
+    run = pass_module(name).run
+    _check_order(module, name)
+    run(module, target)
     module.attributes[ATTRIBUTE] = StringAttr(name)
     module.verify()
 
 
+def _check_order(module: ModuleOp, name: str) -> None:
+    order = (SOURCE, *STAGES)
+    first, last = _possible_stages(module)
+    place = order.index(name)
+    if place <= order.index(first):
+        raise PassOrderError(f"pass {name} has been run: this module is at {first}")
+    if place > order.index(last) + 1:
+        before = ", ".join(order[order.index(last) + 1 : place])
+        message = f"pass {name} needs a module at stage {order[place - 1]}; this one is at {last}"
+        raise PassOrderError(message, remedy=f"passes before it: {before}")
+
+
 def stage_of(module: ModuleOp) -> str:
     """The last stage a module has been through. A module that does not say is known by its operations."""
+    return _possible_stages(module)[0]
+
+
+def _possible_stages(module: ModuleOp) -> tuple[str, str]:
+    """The first and the last stage at which a module may be: one and the same where it says so."""
     from xdsl.dialects.builtin import StringAttr
 
     named = module.attributes.get(ATTRIBUTE)
@@ -81,13 +104,18 @@ def stage_of(module: ModuleOp) -> str:
         if named.data not in (SOURCE, *STAGES):
             stages = ", ".join((SOURCE, *STAGES))
             raise UnknownPassError(f'{ATTRIBUTE} = "{named.data}" is no stage', remedy=f"the stages are {stages}")
-        return named.data
+        return named.data, named.data
     names = {op.name for op in module.walk()}
+    if "torch.attnc_flex_attention" in names:
+        return SOURCE, SOURCE
     if "tile.kernel" in names:
-        return "decompose-attention"
-    if names & {"iree_linalg_ext.attention", "iree_linalg_ext.online_attention"}:
-        return "convert-torch-to-linalg-ext"
-    return SOURCE
+        tiled = "iree_linalg_ext.online_attention" in names
+        return ("tile-attention", "split-reduction") if tiled else (STAGES[-1], STAGES[-1])
+    if "iree_linalg_ext.attention" in names:
+        return STAGES[0], STAGES[0]
+    if "iree_linalg_ext.online_attention" in names:
+        return STAGES[0], "select-tile-sizes"  # what the passes between give is optional
+    return SOURCE, STAGES[-1]  # nothing that a pass would change
 
 
 def lower(module: ModuleOp, target: Target, observe: Observer | None = None) -> ModuleOp:
@@ -159,15 +187,16 @@ def compile_attention(record: Any, signature: Signature) -> tuple[list[bytes], d
 
 
 def _dumper() -> Observer | None:
-    """Writes each stage's text into the directory that ATTNC_DUMP_IR names, if it does."""
+    """Writes each stage's text into the directory that ATTNC_DUMP_IR names, if it does: `000-0-torch.mlir`, … in order."""
     directory = knobs.dump_ir()
     if directory is None:
         return None
     directory.mkdir(parents=True, exist_ok=True)
-    number = len(list(directory.glob("*-torch.mlir")))
+    number = len(list(directory.glob("*-0-torch.mlir")))
 
     def write(stage: str, module: ModuleOp) -> None:
-        (directory / f"{number:03}-{stage}.mlir").write_text(str(module) + "\n")
+        place = (SOURCE, *STAGES).index(stage)
+        (directory / f"{number:03}-{place}-{stage}.mlir").write_text(str(module) + "\n")
 
     return write
 
@@ -224,11 +253,3 @@ def stages_text(module: ModuleOp, target: Target) -> dict[str, str]:
     texts: dict[str, str] = {}
     lower(module, target, lambda name, current: texts.__setitem__(name, str(current) + "\n"))
     return texts
-
-
-def run_passes(module: ModuleOp, names: Sequence[str], target: Target, observe: Observer | None = None) -> None:
-    """Run the named passes in the order given, whatever the module's stage."""
-    for name in names:
-        run_pass(module, name, target)
-        if observe is not None:
-            observe(name, module)

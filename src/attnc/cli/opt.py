@@ -20,7 +20,7 @@ def opt(file: str, passes: str, print_ir_after_all: bool, list_passes: bool, out
     A module that does not parse or verify gets file:line:col, its line and a caret, and exit code 1.
     """
     from attnc import pipeline
-    from attnc.errors import AttncError, UnknownPassError
+    from attnc.errors import AttncError, PassOrderError, UnknownPassError
 
     if list_passes:
         click.echo("\n".join(pipeline.STAGES))
@@ -43,6 +43,9 @@ def opt(file: str, passes: str, print_ir_after_all: bool, list_passes: bool, out
     for name in names:
         try:
             pipeline.run_pass(module, name, target)
+        except PassOrderError as error:
+            click.echo(f"{filename}: error: {error}", err=True)
+            sys.exit(1)
         except AttncError as error:
             click.echo(f"{filename}: error: pass {name}: {error}", err=True)
             sys.exit(1)
