@@ -107,9 +107,11 @@ def test_misuse(arguments: tuple[str, ...], words: str):
 
 def test_a_pass_that_cannot_run_says_so(lowered: attnc.Lowered):
     result = run("opt", "--passes", "tile-attention", text=lowered.stages["torch"])
-    assert "Traceback" not in result.stderr
-    if result.returncode:
-        assert result.stderr.startswith("<stdin>: error: pass tile-attention")
+    assert result.returncode == 1 and "Traceback" not in result.stderr
+    assert result.stderr.startswith("<stdin>: error: pass tile-attention needs a module at stage select-tile-sizes; ")
+    again = run("opt", "--passes", "classify-blocks", text=lowered.stages["classify-blocks"])
+    assert again.returncode == 1 and again.stdout == ""
+    assert again.stderr.startswith("<stdin>: error: pass classify-blocks has been run")
 
 
 def test_cache_ls_and_clear(cache_directory: Path):
@@ -120,6 +122,11 @@ def test_cache_ls_and_clear(cache_directory: Path):
     subprocess.run([sys.executable, "-c", program], check=True)
     listed = run("cache", "ls").stdout
     assert "attention(query" in listed.replace("\n", "") and str(cache_directory)[:20] in listed
+    assert max(map(len, listed.splitlines()[:-1])) <= 80
+    assert "shared routines" in listed and "hash" not in listed
+    assert listed.splitlines()[-1].startswith("2 entries")
+    limited = run("cache", "ls", "--limit", "1").stdout.splitlines()
+    assert len(limited) == 3 and "1 more" in limited[1]
     cleared = run("cache", "clear")
     assert cleared.returncode == 0 and "removed" in cleared.stdout
     assert list(cache_directory.iterdir()) == []

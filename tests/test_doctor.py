@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from attnc import flex
-from attnc.cli.doctor import self_test, tile_model
+from attnc.cli.doctor import facts, self_test, tile_model
 from attnc.runtime.tuning_file import TunedTile
 from attnc.target import Target
 
@@ -44,3 +44,19 @@ def test_the_tile_model_tells_what_was_tuned():
     assert plain["tiles of f32, f16, bf16"].startswith("6 rows × 2 vectors") and "tuned" not in str(plain)
     tuned = tile_model(replace(target, tuned=(TunedTile(64, 64, 32, False, 48, 512),)))
     assert tuned[1] == ("   head dim 64", tuned[1][1]) and tuned[1][1].startswith("48 queries × 512 keys (tuned);")
+
+
+@pytest.mark.parametrize(
+    "knob, value, words",
+    [
+        ("ATTNC_THREADS", "foo", "not a whole number"),
+        ("ATTNC_CACHE_SIZE", "much", "not a number of bytes"),
+        ("ATTNC_VECTOR_BITS", "x", "not a whole number"),
+        ("ATTNC_CACHE", "maybe", "neither on nor off"),
+    ],
+)
+def test_a_bad_knob_is_shown(monkeypatch: pytest.MonkeyPatch, knob: str, value: str, words: str):
+    monkeypatch.setenv(knob, value)
+    shown = facts()
+    assert f"invalid: {knob}={value!r}: {words}" in next(text for name, text in shown if name == knob)
+    assert shown[-1][0] == "command"

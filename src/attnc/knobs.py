@@ -46,25 +46,35 @@ def _switch(text: str) -> bool:
     raise ValueError("neither on nor off")
 
 
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError("not a whole number") from None
+
+
 def _bytes(text: str) -> int:
     """`512M`, `2G`, `65536`: a number of bytes."""
     word = text.strip().upper().removesuffix("B").removesuffix("I")
     factor = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}.get(word[-1:], 0)
-    size = int(float(word[:-1]) * factor) if factor else int(word)
+    try:
+        size = int(float(word[:-1] if factor else word) * (factor or 1))
+    except (ValueError, OverflowError):
+        raise ValueError("not a number of bytes") from None
     if size < 0:
         raise ValueError("negative")
     return size
 
 
 def _positive(text: str) -> int:
-    number = int(text)
+    number = _whole(text)
     if number < 1:
         raise ValueError("less than 1")
     return number
 
 
 def _vector_bits(text: str) -> int:
-    bits = int(text)
+    bits = _whole(text)
     if bits not in (128, 256, 512):
         raise ValueError("neither 128, 256 nor 512")
     return bits

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import textwrap
 from datetime import datetime
 
 import click
+
+KERNEL_WIDTH = 80 - len("2026-01-01 00:00  123.4 KiB  01234567  ")
 
 
 @click.group()
@@ -20,26 +23,21 @@ def _cache():
 
 
 @cache.command("ls")
-def list_entries() -> None:
+@click.option("--limit", "-n", type=click.IntRange(min=0), default=20, show_default=True, help="List at most so many.")
+def list_entries(limit: int) -> None:
     """List the compiled kernels, the last used first."""
-    from rich.console import Console
-    from rich.table import Table
-
     disk = _cache()
-    entries = disk.entries()
-    table = Table(box=None, pad_edge=False)
-    table.add_column("last used")
-    table.add_column("size", justify="right")
-    table.add_column("kernel")
-    table.add_column("key")
-    for entry in entries:
-        used = datetime.fromtimestamp(entry.used).strftime("%Y-%m-%d %H:%M:%S")
-        table.add_row(used, readable(entry.size), describe(entry.record), entry.path.stem)
-    console = Console()
-    if entries:
-        console.print(table)
-    total = sum(entry.size for entry in entries)
-    console.print(f"{len(entries)} entries, {readable(total)} of {readable(disk.limit)}, in {disk.directory}", highlight=False)
+    found = disk.entries()
+    entries = [entry for entry in found if entry.record is None or "hash" not in entry.record]
+    for entry in entries[:limit]:
+        used = datetime.fromtimestamp(entry.used).strftime("%Y-%m-%d %H:%M")
+        what = textwrap.shorten(describe(entry.record), KERNEL_WIDTH, placeholder=" …")
+        click.echo(f"{used}  {readable(entry.size):>9}  {entry.path.stem[:8]}  {what}")
+    more = len(entries) - limit
+    if more > 0:
+        click.echo(f"… and {more} more (--limit {len(entries)} lists all)")
+    total = readable(sum(entry.size for entry in found))
+    click.echo(f"{len(entries)} entries, {total} of {readable(disk.limit)}, in {disk.directory}")
 
 
 @cache.command()
@@ -54,8 +52,8 @@ def describe(record: dict | None) -> str:
     """One line on what an entry holds."""
     if record is None:
         return "damaged: it will be rebuilt"
-    if "hash" in record:
-        return "(hash of attnc's sources)"
+    if record.get("name") == "leaves" and "arguments" not in record:
+        return "shared routines"
     arguments = record.get("arguments", [])
     parts = [
         f"{argument.get('name') or argument.get('role')}: {argument['dtype']}[{argument.get('sizes', '').replace('x', ', ')}]"

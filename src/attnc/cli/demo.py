@@ -76,9 +76,10 @@ def demo(length: int, heads: int, head_dim: int, seconds: float) -> None:
             progress.update(task, advance=1)
     console.print(table_of(rows))
     console.print(
-        "error: largest absolute difference from the same formula in f64. first: capture, compile (or load from disk) and run. "
-        "eager: torch's flex_attention as it runs without torch.compile. SDPA: torch's scaled_dot_product_attention "
-        "with the mask or bias as a tensor; — where it cannot say the same.",
+        "error: largest absolute difference from the same formula in f64. "
+        "first: capture, compile (or load from disk) and run; in the first row also the import of the compiler's modules, "
+        "once a process. eager: torch's flex_attention as it runs without torch.compile. SDPA: torch's "
+        "scaled_dot_product_attention with the mask or bias as a tensor; — where it cannot say the same.",
         style="dim",
         highlight=False,
     )

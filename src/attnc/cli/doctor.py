@@ -70,6 +70,8 @@ def facts() -> list[tuple[str, str]]:
         notable = ("avx2", "fma", "avx512f", "avx512bf16", "avx512fp16", "amx-tile", "amx-bf16", "neon", "sve")
         lines.append(("features", ", ".join(name for name in notable if name in on) or "none that matter"))
         lines += tile_model(target)
+    except KnobError as error:
+        lines.append(("CPU", f"invalid: {error.message}"))
     except (ImportError, RuntimeError, ValueError) as error:
         lines.append(("LLVM", f"does not work: {error}"))
     with contextlib.suppress(ImportError):
@@ -77,12 +79,18 @@ def facts() -> list[tuple[str, str]]:
     kinds = {"openmp": "torch's own OpenMP threads", "plain": "attnc's own threads"}
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     pool = kinds.get(threads.team().name, threads.team().name)
-    lines.append(("threads", f"{threads.thread_count()} on {allowed} of {os.cpu_count()} CPUs, {pool}"))
-    disk = DiskCache(cache_directory(), knobs.cache_size())
-    entries = disk.entries()
-    state = "on" if knobs.cache() else "off"
-    size = readable(sum(entry.size for entry in entries))
-    lines.append(("disk cache", f"{state}, {disk.directory}, {len(entries)} entries, {size} of {readable(disk.limit)}"))
+    try:
+        lines.append(("threads", f"{threads.thread_count()} on {allowed} of {os.cpu_count()} CPUs, {pool}"))
+    except KnobError as error:
+        lines.append(("threads", f"invalid: {error.message}"))
+    try:
+        disk = DiskCache(cache_directory(), knobs.cache_size())
+        entries = disk.entries()
+        state = "on" if knobs.cache() else "off"
+        size = readable(sum(entry.size for entry in entries))
+        lines.append(("disk cache", f"{state}, {disk.directory}, {len(entries)} entries, {size} of {readable(disk.limit)}"))
+    except KnobError as error:
+        lines.append(("disk cache", f"invalid: {error.message}"))
     for knob in knobs.KNOBS:
         try:
             value = knob()
