@@ -1,4 +1,4 @@
-"""The documents say what is so: the excerpts of docs/pipeline.md are lines of what is printed."""
+"""The documents say what is so: the excerpts of docs/pipeline.md are what is printed, and README's first example runs."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
+
+from needs import needs_isa
 
 DOCS = Path(__file__).parent.parent / "docs"
 WALK = (DOCS / "pipeline.md").read_text()
 BLOCKS = re.findall(r"^```(\w+)(?: ([\w-]+))?\n(.*?)^```", WALK, re.MULTILINE | re.DOTALL)
+README = (DOCS.parent / "README.md").read_text()
 EXCERPTS = [(stage, text) for language, stage, text in BLOCKS if language == "mlir"]
 
 
@@ -45,3 +49,43 @@ def test_code_is_as_described(lowered):
     for name in ("@attention.plan", "@attention.work", "@attnc.softmax_exp2."):
         assert name in lowered.llvm_ir
     assert "attention.work:" in lowered.assembly
+
+
+def code_blocks(language: str) -> list[str]:
+    found = [text for kind, _, text in BLOCKS if kind == language]
+    assert found, f"docs/pipeline.md shows no {language}"
+    return found
+
+
+def test_llvm_excerpts_are_emitted(lowered):
+    emitted = iter(lowered.llvm_ir.splitlines())
+    for line in "".join(code_blocks("llvm")).splitlines():
+        # The width of a vector and the name that carries it are the machine's.
+        wanted = re.compile(re.sub(r"(?<=<)\d+(?= x)|(?<=\\\.v)\d+", r"\\d+", re.escape(line).replace("\\ ", " ")))
+        assert any(wanted.fullmatch(found) for found in emitted), f"not emitted, or not in this order: {line}"
+
+
+def opcodes(assembly: str) -> list[str]:
+    """The opcodes of assembly text, one a line; labels, directives and comments are none."""
+    return re.findall(r"^\s+([a-z]\w*)", assembly, re.MULTILINE)
+
+
+@needs_isa("avx512f")
+def test_assembly_excerpts_are_emitted(lowered):
+    emitted = " ".join(opcodes(lowered.assembly))
+    for block in code_blocks("asm"):
+        assert f" {' '.join(opcodes(block))} " in f" {emitted} ", "these opcodes do not follow each other"
+
+
+def test_the_first_example_of_the_readme_runs():
+    source = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)[0]
+    scope: dict = {}
+    exec(compile(source, "README.md", "exec"), scope)
+    assert scope["out"].shape == scope["query"].shape
+    assert torch.isfinite(scope["out"]).all()
+
+
+def test_links_of_the_readme_exist():
+    links = [link for link in re.findall(r"\]\(([^)#\s]+)", README) if "://" not in link]
+    assert links
+    assert [link for link in links if not (DOCS.parent / link).exists()] == []
