@@ -66,7 +66,11 @@ Q, K, V = qkv()
 META = torch.empty(1, 2, 17, 16, device="meta")
 
 REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
-    "no tensor": (lambda: flex_attention(Q.numpy(), K, V), errors.ArgumentsError, "query"),
+    "no tensor": (
+        lambda: flex_attention(Q.numpy(), K, V),
+        errors.ArgumentsError,
+        "query is a numpy.ndarray, not a torch tensor",
+    ),
     "rank 3": (lambda: flex_attention(Q[0], K, V), errors.ShapeError, "query has 3"),
     "rank 5": (lambda: flex_attention(Q, K, V[None]), errors.ShapeError, "value has 5"),
     "rank 0": (lambda: flex_attention(torch.tensor(1.0), K, V), errors.ShapeError, "query has 0"),
@@ -459,7 +463,7 @@ IMPORTS = """
 import sys
 import attnc
 assert not [name for name in ("torch", "xdsl", "numpy", "llvmlite") if name in sys.modules], "import attnc is heavy"
-dir(attnc)
+assert dir(attnc) == sorted(attnc.__all__)
 import torch
 q = torch.ones(1, 1, 4, 8)
 bias = torch.ones(8)

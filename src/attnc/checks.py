@@ -71,7 +71,7 @@ def plain_tensor(name: str, tensor: Any) -> Tensor:
     """`tensor` itself, or its values where it is only lazily negated. Meta and fake tensors pass. Raises the named error of
     whatever else it is: `ArgumentsError`, `DeviceError`, `UnsupportedTensorError`, `UnsupportedTransformError`."""
     if not isinstance(tensor, Tensor):
-        raise ArgumentsError(f"{name} is no tensor but {type(tensor).__name__}", remedy="pass torch tensors")
+        raise ArgumentsError(f"{name} is {_with_article(tensor)}, not a torch tensor", remedy="pass torch tensors")
     if is_plain(tensor):
         return tensor
     kind = type(tensor).__name__
@@ -104,6 +104,13 @@ def plain_tensor(name: str, tensor: Any) -> Tensor:
     if tensor._has_symbolic_sizes_strides or not torch._C._has_storage(tensor):
         raise UnsupportedTensorError(f"{name} is a {kind} without plain memory")
     return tensor
+
+
+def _with_article(value: Any) -> str:
+    """`a numpy.ndarray`, `an int`: what a value is, in a sentence."""
+    kind = type(value)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return "None" if value is None else f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 
 def is_fake(tensor: Tensor) -> bool:
