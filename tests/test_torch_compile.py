@@ -369,3 +369,13 @@ def test_torch_flex_leaves_what_attnc_does_not_do():
         torch._dynamo.reset()
         assert torch.allclose(function(), expected, atol=1e-5)
     assert not taken() and "cumsum" in left()
+
+
+def test_a_mod_that_reads_its_score_is_refused_by_name_in_a_whole_graph():
+    query = torch.randn(1, 2, 8, 8)
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        return attnc.flex_attention(x, x, x, lambda s, b, h, q, k: s * s.item())
+
+    with pytest.raises(Exception, match=r"a mod reads a tensor's data: \.item\(\)"):
+        torch.compile(call, backend="eager", fullgraph=True)(query)

@@ -33,7 +33,7 @@ from attnc.capture.record import (
 )
 from attnc.capture.suspend import without_dispatch_modes
 from attnc.capture.trace import DTYPES, Tracer, Value
-from attnc.errors import DeviceError, ModSignatureError, UnsupportedModError, UnsupportedTensorError
+from attnc.errors import DataDependentModError, DeviceError, ModSignatureError, UnsupportedModError, UnsupportedTensorError
 
 
 class Operands(NamedTuple):
@@ -242,7 +242,10 @@ class _GraphTracer(GraphTracer):
     def item(self, standin: Tensor, symbol: Any) -> NumberProxy:
         """`operand.item()`, where the graph knows the number by `symbol`."""
         operand = self.value(standin).operand
-        assert isinstance(operand, Captured)
+        if not isinstance(operand, Captured):
+            raise DataDependentModError(
+                "a mod reads a tensor's data: .item()", remedy="use the tensor itself, or tensor[index] to read an element"
+            )
         place = self.places[operand.index]
         node = self.plan.read(f"operand{place}.item()", self.names[place])
         self.items[node.variable] = place, symbol
