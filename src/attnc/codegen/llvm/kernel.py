@@ -31,6 +31,10 @@ CONTEXT_ARGS, CONTEXT_SHARED, CONTEXT_SCRATCH, CONTEXT_STRIDE, CONTEXT_TASK, CON
 )
 
 
+ROWS_WHILE_READING = 8
+"""So many rows can be computed while a right-hand operand is read from memory."""
+
+
 @dataclass
 class Emitted:
     """LLVM text of one kernel and what the runtime must know of it: its own functions, the mathematical functions they call
@@ -171,12 +175,13 @@ class KernelEmitter:
         body.emit_task()
         work.branch(head)
         work.place(done)
-        functions = [work.finish(), self._plan()]
+        plan, wanted = self._plan()
+        functions = [work.finish(), plan]
         definitions = region.functions
         for function in self.module.body.block.ops:
             if isinstance(function, FuncOp) and function.sym_name.data in body.called:
                 definitions[function.sym_name.data] = emit_function(function, region, self.target)
-        declarations = region.declarations | body.declarations
+        declarations = region.declarations | body.declarations | wanted
         return Emitted(functions, definitions, declarations, self._leaves(), self.scratch_bytes)
 
     def _leaves(self) -> dict[str, str]:
@@ -225,7 +230,8 @@ class KernelEmitter:
             bound = region.scalar(self.grid.bounds[n])
             return region.f.ceil_div(bound, step)
 
-    def _plan(self) -> str:
+    def _plan(self) -> tuple[str, set[str]]:
+        """The plan's text, and what it needs declared."""
         f = Function(f"{self.name}.plan", [("ptr", "args"), ("ptr", "result")])
         region = RegionEmitter(f, self.width, self.target)
         load_arguments(region, "%args", self.kernel.body.block)
@@ -239,10 +245,20 @@ class KernelEmitter:
         flops = "0"
         for op in self.kernel.walk():
             if isinstance(op, tile.DotOp):
-                flops = f.add(flops, f.mul(points, self._row_flops(region, op)))
+                rows = self._rows_worth(region, op)
+                flops = f.add(flops, f.mul(f.mul(points, rows), self._row_flops(region, op)))
         for n, value in enumerate((tasks, all_bytes, zero_bytes, flops)):
             f.store("i64", value, f.pointer("%result", n, "i64"), 8)
-        return f.finish()
+        return f.finish(), region.declarations
+
+    def _rows_worth(self, region: RegionEmitter, dot: tile.DotOp) -> str:
+        """How many rows' arithmetic takes as long as one row of this product. An operand that is not staged is read once for
+        all rows, and memory takes its time however few they are."""
+        d, _ = self.row_dimension()
+        if isinstance(dot.rhs.owner, tile.StageOp) or d is None:
+            return "1"
+        rows = region.intrinsic("umax", "i64", False, [region.scalar(self.grid.bounds[d]), "1"])
+        return region.intrinsic("umax", "i64", False, [region.f.emit(f"udiv i64 {ROWS_WHILE_READING}, {rows}"), "1"])
 
     def _row_flops(self, region: RegionEmitter, dot: tile.DotOp) -> str:
         """2 · columns · depth for one row, times the rounds of the loop around it."""
