@@ -13,7 +13,7 @@ from attnc import programs
 from attnc.errors import CaptureIndexError
 from attnc.lowered import CompiledAttention
 from attnc.pipeline import STAGES
-from attnc.runtime.attention import FEW_ROWS, MANY_KEYS, few_queries
+from attnc.runtime.attention import FEW_ROWS, LONE_HEADS, LONE_KEYS, LONE_ROWS, MANY_KEYS, few_queries
 from attnc.runtime.sequence import KernelSequence
 from oracle import Problem, check
 from zoo import DTYPES, ENTRIES, LAYOUTS, Sizes, problem
@@ -33,8 +33,8 @@ def small_chunks():
 
 def run(p: Problem, name: str) -> None:
     """All results of a call, checked; it must be one for the program of few queries."""
-    heads, queries = p.query.shape[1:3]
-    assert few_queries(heads, p.key.shape[1], queries, p.key.shape[2])
+    batch, heads, queries, _ = p.query.shape
+    assert few_queries(batch, heads, p.key.shape[1], queries, p.key.shape[2])
     out, aux = call(p)
     check(p, out, aux.lse, aux.max_scores, name)
 
@@ -54,9 +54,11 @@ def call(p: Problem):
 
 
 def test_sizes_alone_decide():
-    assert few_queries(8, 8, FEW_ROWS, MANY_KEYS) and few_queries(FEW_ROWS, 1, 1, MANY_KEYS)
-    assert not few_queries(8, 8, FEW_ROWS + 1, 10**6) and not few_queries(FEW_ROWS, 1, 2, 10**6)
-    assert not few_queries(8, 8, 1, MANY_KEYS - 1)
+    assert few_queries(9, 8, 8, FEW_ROWS, MANY_KEYS) and few_queries(9, FEW_ROWS, 1, 1, MANY_KEYS)
+    assert not few_queries(1, 8, 8, FEW_ROWS + 1, 10**6) and not few_queries(5, FEW_ROWS, 1, 2, 10**6)
+    assert not few_queries(1, 8, 8, 1, MANY_KEYS - 1)
+    assert few_queries(LONE_HEADS, 1, 1, LONE_ROWS, LONE_KEYS) and few_queries(1, LONE_ROWS, 1, 1, LONE_KEYS)
+    assert not few_queries(1, 1, 1, LONE_ROWS + 1, 10**6) and not few_queries(1, LONE_ROWS, 1, 1, LONE_KEYS - 1)
 
 
 # -- mods -----------------------------------------------------------------------------------------------------------------
@@ -102,6 +104,14 @@ def test_head_dims(head_dim: int, dtype: str):
     for queries, ratio in ((1, 4), (3, 4), (16, 1)):
         sizes = Sizes(1, 2 * ratio, 2, queries, 3 * CHUNK - 5, head_dim, head_dim)
         run(problem("identity", sizes, dtype=dtype), str(sizes))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_more_rows_of_a_lone_head(dtype: str):
+    """More rows than one task has."""
+    for heads, kv_heads, queries in ((32, 1, 2), (1, 1, 61), (14, 2, 3)):
+        sizes = Sizes(2 // kv_heads, heads, kv_heads, queries, LONE_KEYS + 3, 64, 64)
+        run(problem("causal_with_tensor_offset", sizes, dtype=dtype), str(sizes))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -238,7 +238,7 @@ def _layout(
             *(UNIT if stride[-1] == 1 else ANY for stride in strides),
             return_lse=want_lse,
             return_max=want_max,
-            few_queries=few_queries(sizes[0][1], sizes[1][1], sizes[0][2], sizes[1][2]),
+            few_queries=few_queries(*sizes[0][:2], sizes[1][1], sizes[0][2], sizes[1][2]),
         )
         found = layout, signature
         if len(_layouts) >= _LAYOUTS_KEPT:

@@ -21,6 +21,9 @@ GROUP_ROWS = 64
 FEW_ROWS, MANY_KEYS = 16, 32
 """At most so many query rows for one key/value head, and at least so many keys, are work for the program of few queries."""
 
+LONE_ROWS, LONE_KEYS, LONE_HEADS = 64, 1024, 4
+"""The same where there are so few key/value heads, of all batches, that tasks of rows would leave most cores idle."""
+
 
 class Attention:
     """A kernel whose arguments have roles: query, key, value, scale, then captures, numbers and a BlockMask's classes, the
@@ -49,10 +52,13 @@ def group_of(heads: int, kv_heads: int, queries: int) -> int:
     return heads // kv_heads if kv_heads and queries < GROUP_ROWS else 1
 
 
-def few_queries(heads: int, kv_heads: int, queries: int, keys: int) -> bool:
+def few_queries(batch: int, heads: int, kv_heads: int, queries: int, keys: int) -> bool:
     """Whether a call is one for the program of few queries, which shares the keys of one head among tasks. That is a matter of
     sizes alone."""
-    return bool(kv_heads) and queries * (heads // kv_heads) <= FEW_ROWS and keys >= MANY_KEYS
+    rows = queries * heads // kv_heads if kv_heads else 0
+    if rows <= FEW_ROWS:
+        return keys >= MANY_KEYS
+    return rows <= LONE_ROWS and keys >= LONE_KEYS and batch * kv_heads <= LONE_HEADS
 
 
 def output_strides(shape: Sequence[int], query_strides: Sequence[int]) -> tuple[int, ...]:
