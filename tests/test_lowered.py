@@ -200,3 +200,17 @@ def test_bad_text_names_its_place(lowered: attnc.Lowered):
         attnc.from_text('builtin.module attributes {attnc.stage = "tile"} {}')
     with pytest.raises(errors.LoweringError):
         attnc.from_text("builtin.module {}").compile()
+
+
+def test_places_are_those_of_the_mods_that_are_lowered():
+    query = torch.randn(1, 1, 8, 8)
+
+    def first(score, b, h, q, k):
+        return score * 3.25
+
+    def second(score, b, h, q, k):
+        return score * 3.25
+
+    attnc.flex_attention(query, query, query, first)
+    line = second.__code__.co_firstlineno + 1
+    assert f"test_lowered.py:{line}" in attnc.lower(query, query, query, second).stages["torch"]

@@ -148,8 +148,10 @@ def checked_call(
     kernel_options: Any,
     return_aux: Any,
     mask_mod: Callable[..., Any] | None,
+    own_places: bool = False,
 ) -> Call:
-    """Check the arguments of `flex_attention` and capture its mods. Raises classes of `attnc.errors`."""
+    """Check the arguments of `flex_attention` and capture its mods (`own_places`: see `capture`). Raises classes of
+    `attnc.errors`."""
     if kernel_options is not None:
         checks.check_kernel_options(kernel_options)
     want_lse, want_max = (return_lse, False) if return_aux is None else requested(return_aux, return_lse)
@@ -181,16 +183,16 @@ def checked_call(
     call.scale = checks.scale_value(scale, call.signature.head_dim)
     call.blocks = None
     if call.has_values:
-        _capture(call, score_mod, block_mask, mask_mod)
+        _capture(call, score_mod, block_mask, mask_mod, own_places)
     return call
 
 
-def _capture(call: Call, score_mod: Any, block_mask: Any, mask_mod: Any) -> None:
+def _capture(call: Call, score_mod: Any, block_mask: Any, mask_mod: Any, own_places: bool = False) -> None:
     """Capture the mods and a BlockMask's lists into `call`."""
     if block_mask is not None:
         mask_mod = _read_block_mask(call, block_mask, mask_mod)
     score_dtype = torch.float64 if call.query.dtype is torch.float64 else torch.float32
-    call.record, call.captures, call.numbers, _ = capture(score_mod, mask_mod, score_dtype=score_dtype)
+    call.record, call.captures, call.numbers, _ = capture(score_mod, mask_mod, score_dtype=score_dtype, own_places=own_places)
     if call.captures and checks.may_differentiate():
         names = (f"captured tensor '{type_.name}'" for type_ in call.record.captures)
         checks.check_gradients(zip(names, call.captures, strict=True))
@@ -238,7 +240,7 @@ def _layout(
             *(UNIT if stride[-1] == 1 else ANY for stride in strides),
             return_lse=want_lse,
             return_max=want_max,
-            few_queries=few_queries(*sizes[0][:2], sizes[1][1], sizes[0][2], sizes[1][2]),
+            few_queries=few_queries(sizes[0][0], sizes[0][1], sizes[1][1], sizes[0][2], sizes[1][2]),
         )
         found = layout, signature
         if len(_layouts) >= _LAYOUTS_KEPT:

@@ -126,7 +126,7 @@ def lower(
     from attnc.capture.to_torch import to_torch
 
     call = flex.checked_call(
-        query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse, kernel_options, return_aux, mask_mod
+        query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse, kernel_options, return_aux, mask_mod, True
     )
     module = to_torch(call.record, call.signature)
     stages = pipeline.stages_text(module, Target.host())

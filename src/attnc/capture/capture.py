@@ -49,18 +49,22 @@ _lock = threading.Lock()
 _get_default_dtype = torch.get_default_dtype
 
 
-def capture(score_mod: Any, mask_mod: Any = None, *, score_dtype: torch.dtype = torch.float32) -> Captured:
+def capture(
+    score_mod: Any, mask_mod: Any = None, *, score_dtype: torch.dtype = torch.float32, own_places: bool = False
+) -> Captured:
     """Traces `score_mod` and `mask_mod` (either may be None), or finds that an earlier trace still holds.
 
-    `score_dtype` is the score's: float32, or float64 for float64 inputs. Raises `UnsupportedModError` (and
-    the classes that derive from it), `ModSignatureError`, `DeviceError`, `UnsupportedTensorError`, and whatever the mod raises.
+    `score_dtype` is the score's: float32, or float64 for float64 inputs. A record names the files and lines of the mods that
+    were traced first of all equal ones; with `own_places` it is traced afresh, and names those of these mods. Raises
+    `UnsupportedModError` (and the classes that derive from it), `ModSignatureError`, `DeviceError`, `UnsupportedTensorError`, and
+    whatever the mod raises.
     """
     if score_mod is None and mask_mod is None:
         return _NOTHING
     key = (_code_of(score_mod), _code_of(mask_mod), score_dtype, _get_default_dtype())
     if torch._C._len_torch_function_stack():
         key += _function_modes()
-    entries = _plans.get(key)
+    entries = None if own_places else _plans.get(key)
     if entries is not None:
         for entry in entries:
             found = entry.check(score_mod, mask_mod)
@@ -70,6 +74,8 @@ def capture(score_mod: Any, mask_mod: Any = None, *, score_dtype: torch.dtype = 
                 tensors, numbers = found
                 return Captured(entry.record, tensors, numbers)
     traced = trace(score_mod, mask_mod, score_dtype)
+    if own_places:
+        return Captured(traced.record, traced.tensors, traced.numbers, traced.retraced)
     record = _intern(traced.record)
     if traced.check is not None:
         _remember(key, _Entry(traced.check, record))
