@@ -56,8 +56,8 @@ def capture(
 
     `score_dtype` is the score's: float32, or float64 for float64 inputs. A record names the files and lines of the mods that
     were traced first of all equal ones; with `own_places` it is traced afresh, and names those of these mods. Raises
-    `UnsupportedModError` (and the classes that derive from it), `ModSignatureError`, `DeviceError`, `UnsupportedTensorError`, and
-    whatever the mod raises.
+    `UnsupportedModError` (and the classes that derive from it), `ModSignatureError`, `DeviceError`, `UnsupportedTensorError`,
+    and whatever the mod raises.
     """
     if score_mod is None and mask_mod is None:
         return _NOTHING
