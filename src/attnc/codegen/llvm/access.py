@@ -61,6 +61,14 @@ class LaneAccess:
                 return d, index.base
         return None
 
+    def _run_at(self, d: int, base: str) -> tuple[str, str]:
+        """The address of a run of lanes along dimension `d`, and whether all of it lies in the buffer."""
+        f, size = self.f, self.buffer.sizes[d]
+        first = f.emit(f"icmp ult i64 {base}, {size}")
+        pointer = f.pointer(self.pointer, f.emit(f"select i1 {first}, i64 {base}, i64 0"), self.stored)
+        last = f.emit(f"icmp sle i64 {f.add(base, self.region.width)}, {size}")
+        return pointer, f.both(f.both(last, first), self.inside)
+
     def _mask(self, indices: Mapping[int, Value], j: str, extent: str) -> str:
         """Which lanes exist: those before `extent` whose indices lie in the buffer, if the row does."""
         region, f, width = self.region, self.f, self.region.width
@@ -82,12 +90,7 @@ class LaneAccess:
         mask = self._mask(indices, j, extent)
         run = self._run(indices)
         if run is not None:
-            d, base = run
-            first = f.emit(f"icmp ult i64 {base}, {self.buffer.sizes[d]}")
-            offset = f.emit(f"select i1 {first}, i64 {base}, i64 0")
-            pointer = f.pointer(self.pointer, offset, self.stored)
-            whole = f.emit(f"icmp sle i64 {f.add(base, width)}, {self.buffer.sizes[d]}")
-            whole = f.emit(f"and i1 {f.both(whole, first)}, {self.inside}")
+            pointer, whole = self._run_at(*run)
 
             def some() -> list[str]:
                 return [self._masked_load(type_, pointer, mask, zero)]
@@ -110,14 +113,8 @@ class LaneAccess:
         mask = self._mask(indices, j, extent)
         run = self._run(indices)
         if run is not None:
-            d, base = run
-            first = f.emit(f"icmp ult i64 {base}, {self.buffer.sizes[d]}")
-            offset = f.emit(f"select i1 {first}, i64 {base}, i64 0")
-            pointer = f.pointer(self.pointer, offset, self.stored)
-            last = f.add(base, width)
-            whole = f.emit(f"icmp sle i64 {last}, {self.buffer.sizes[d]}")
-            fits = f.emit(f"icmp sle i64 {f.add(j, width)}, {extent}")
-            whole = f.emit(f"and i1 {f.both(whole, first)}, {f.both(fits, self.inside)}")
+            pointer, inside = self._run_at(*run)
+            whole = f.both(inside, f.emit(f"icmp sle i64 {f.add(j, width)}, {extent}"))
 
             def some() -> None:
                 name = f"llvm.masked.store.{self._mangled()}.p0"

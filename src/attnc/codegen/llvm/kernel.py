@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from xdsl.dialects.builtin import Float32Type, FunctionType, IndexType, IntegerType, MemRefType, ModuleOp, TensorType
+from xdsl.dialects.builtin import Float32Type, IndexType, IntegerType, MemRefType, ModuleOp
 from xdsl.dialects.func import FuncOp
-from xdsl.ir import Block, Operation, SSAValue
+from xdsl.ir import Block, Operation
 
 from attnc.codegen.llvm import leaves
 from attnc.codegen.llvm.body import BodyEmitter
@@ -21,15 +21,24 @@ from attnc.codegen.llvm.operations import RegionEmitter
 from attnc.codegen.llvm.staging import Staging
 from attnc.codegen.llvm.storage import element_of
 from attnc.codegen.llvm.text import Function
-from attnc.codegen.llvm.values import BLOCK, KERNEL, Buffer, Value, element_type, static_strides, storage_type
+from attnc.codegen.llvm.values import (
+    BLOCK,
+    CONTEXT_ARGS,
+    CONTEXT_SCRATCH,
+    CONTEXT_SHARED,
+    CONTEXT_SLOT,
+    CONTEXT_STRIDE,
+    CONTEXT_TASK,
+    CONTEXT_TASKS,
+    KERNEL,
+    Buffer,
+    Value,
+    element_type,
+    static_strides,
+)
 from attnc.dialects import tile
 from attnc.errors import LoweringError
 from attnc.target import Target
-
-CONTEXT_ARGS, CONTEXT_SHARED, CONTEXT_SCRATCH, CONTEXT_STRIDE, CONTEXT_TASK, CONTEXT_SLOT, CONTEXT_TASKS, CONTEXT_FAULT = range(
-    8
-)
-
 
 ROWS_WHILE_READING = 8
 """So many rows can be computed while a right-hand operand is read from memory."""
@@ -153,10 +162,13 @@ class KernelEmitter:
         work = Function(f"{self.name}.work", [("ptr", "context")])
         region = RegionEmitter(work, self.width, self.target)
         with work.at_entry():
-            fields = [
-                work.load("ptr" if n in (0, 1, 2) else "i64", work.pointer("%context", n, "i64"), 8) for n in (0, 1, 2, 3, 6)
-            ]
-        args, shared, base, stride, tasks = fields
+            args, shared, base = (
+                work.load("ptr", work.pointer("%context", word, "i64"), 8)
+                for word in (CONTEXT_ARGS, CONTEXT_SHARED, CONTEXT_SCRATCH)
+            )
+            stride, tasks = (
+                work.load("i64", work.pointer("%context", word, "i64"), 8) for word in (CONTEXT_STRIDE, CONTEXT_TASKS)
+            )
         load_arguments(region, args, self.kernel.body.block)
         self.emit_kernel_scalars(region)
         with work.at_entry():
@@ -276,17 +288,3 @@ class KernelEmitter:
             if loop.lower in self.grid.body.block.args:  # a part of what a dimension of the grid counts already
                 return str(-(-work // step))
         return str(work)
-
-
-def flattened(type_: MemRefType) -> list[str]:
-    """How a buffer is passed to an emitted function: pointer, sizes, strides."""
-    return ["ptr"] + ["i64"] * (2 * type_.get_num_dims())
-
-
-def tile_storage(value: SSAValue) -> str:
-    """The LLVM type of a tile's elements in scratch."""
-    assert isinstance(value.type, TensorType)
-    return storage_type(value.type.element_type)
-
-
-__all__ = ["Emitted", "FunctionType", "KernelEmitter", "flattened", "load_arguments", "make_buffer", "tile_storage"]

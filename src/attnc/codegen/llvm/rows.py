@@ -31,7 +31,7 @@ from attnc.codegen.llvm.scalar import Fault, may_fault
 from attnc.codegen.llvm.staging import Panels
 from attnc.codegen.llvm.storage import Storage, element_of, read, write
 from attnc.codegen.llvm.text import vector
-from attnc.codegen.llvm.values import BLOCK, KERNEL, LANE, ROW, Value, element_type
+from attnc.codegen.llvm.values import BLOCK, CONTEXT_FAULT, KERNEL, LANE, ROW, Value, element_type
 from attnc.dialects import tile
 from attnc.errors import LoweringError
 
@@ -305,7 +305,6 @@ class RowEmitter:
 
         def inside(j: str, now: list[str]) -> list[str]:
             self.values = {}
-            region.column = j
             if fault is not None:
                 fault.text = now[-1]
             following = []
@@ -373,6 +372,6 @@ class RowEmitter:
             found = f.emit(f"call i1 @llvm.vector.reduce.or.v{self.width}i1(<{self.width} x i1> {found})")
 
         def tell() -> None:
-            f.do(f"store atomic i64 1, ptr {f.pointer('%context', 7, 'i64')} monotonic, align 8")
+            f.do(f"store atomic i64 1, ptr {f.pointer('%context', CONTEXT_FAULT, 'i64')} monotonic, align 8")
 
         f.when(found, tell)

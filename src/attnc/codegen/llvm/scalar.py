@@ -74,7 +74,7 @@ class Fault:
 class RegionValues:
     """The values of scalar regions, as they are written into a function, and how to write what operations need.
 
-    `width` is the number of lanes; `column` the i64 scalar of the lane loop's position, set while lanes are being written.
+    `width` is the number of lanes.
     """
 
     def __init__(self, function: Function, width: int, target: Target):
@@ -87,7 +87,6 @@ class RegionValues:
         self.functions: dict[str, str] = {}
         self.libm: set[str] = set()
         self.declarations: set[str] = set()
-        self.column = "0"
         self.fault: Fault | None = None
 
     # -- depths -------------------------------------------------------------------------------------------------------

@@ -19,6 +19,18 @@ from xdsl.ir import Attribute
 
 from attnc.errors import LoweringError
 
+(
+    CONTEXT_ARGS,
+    CONTEXT_SHARED,
+    CONTEXT_SCRATCH,
+    CONTEXT_STRIDE,
+    CONTEXT_TASK,
+    CONTEXT_SLOT,
+    CONTEXT_TASKS,
+    CONTEXT_FAULT,
+) = range(8)
+"""The words of the context that a kernel's `work` is called with."""
+
 KERNEL, BLOCK, ROW, LANE = range(4)
 """Depths: what a value depends on at the most."""
 
