@@ -459,6 +459,33 @@ def test_interrupts_at_any_moment(cache_directory: Any):
     assert int(result.stdout) >= 3
 
 
+IMPORTED_AGAIN = """
+import importlib, pkgutil, sys
+import torch, attnc, attnc.transforms, attnc.codegen.llvm
+names = [
+    f"{package.__name__}.{module.name}"
+    for package in (attnc.transforms, attnc.codegen.llvm)
+    for module in pkgutil.iter_modules(package.__path__)
+]
+for name in names:
+    importlib.import_module(name)
+for name in names:  # an interrupted import leaves no module behind, but whatever it had registered elsewhere
+    package, _, module = name.rpartition(".")
+    del sys.modules[name]
+    delattr(sys.modules[package], module)
+    importlib.import_module(name)
+query = torch.randn(1, 1, 8, 8)
+out = attnc.flex_attention(query, query, query, lambda s, b, h, i, j: s.sigmoid())
+expected = (query @ query.transpose(-1, -2) / 8**0.5).sigmoid().softmax(-1) @ query
+assert torch.allclose(out, expected, atol=1e-5)
+"""
+
+
+def test_modules_of_the_compiler_can_be_imported_again(cache_directory: Any):
+    result = subprocess.run([sys.executable, "-W", "ignore", "-c", IMPORTED_AGAIN], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+
+
 IMPORTS = """
 import sys
 import attnc

@@ -30,10 +30,15 @@ class Entry:
 OPERATIONS: dict[str, Entry] = {}
 
 
+def _place(build: Callable[..., Any]) -> tuple[str, str]:
+    return build.__module__, build.__qualname__
+
+
 def _register(kind: str, section: str, names: str, note: str) -> Callable[[_Build], _Build]:
     def register(build: _Build) -> _Build:
         for name in names.split():
-            assert name not in OPERATIONS, name
+            known = OPERATIONS.get(name)  # after an interrupted import the same builder comes again
+            assert known is None or _place(known.build) == _place(build), name
             OPERATIONS[name] = Entry(kind, build, section, note)
         return build
 
