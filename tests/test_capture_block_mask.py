@@ -143,3 +143,18 @@ def test_own_block_mask_can_be_given_another_mask_mod():
 def test_pickling():
     mine = pickle.loads(pickle.dumps(create_block_mask(causal, None, 4, 256, 256)))
     assert isinstance(mine, BlockMask) and mine.is_lazy and mine.shape == (1, 4, 256, 256)
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_lists_that_cannot_be_are_refused(full):
+    def mask(num_blocks, indices):
+        none = torch.zeros(1, 1, 1, dtype=torch.int32), torch.zeros(1, 1, 1, 1, dtype=torch.int32)
+        lists = (torch.tensor([[[num_blocks]]], dtype=torch.int32), torch.tensor([[[indices]]], dtype=torch.int32))
+        given = (*none, *lists) if full else lists
+        return torch_flex.BlockMask.from_kv_blocks(*given, BLOCK_SIZE=128, seq_lengths=(128, 256))
+
+    assert read_block_mask(mask(2, [1, 0]), 1, 1, 128, 256).classes.all()
+    with pytest.raises(BlockMaskError, match="counts 3 blocks in a row, its list of indices holds 2"):
+        read_block_mask(mask(3, [1, 0]), 1, 1, 128, 256)
+    with pytest.raises(BlockMaskError, match="negative block index"):
+        read_block_mask(mask(2, [1, -1]), 1, 1, 128, 256)

@@ -232,6 +232,10 @@ def _listed(num_blocks: torch.Tensor, indices: torch.Tensor, rows: int, columns:
     if num_blocks.shape[-1] < rows:
         raise BlockMaskError(f"the BlockMask lists {num_blocks.shape[-1]} rows of blocks, the call has {rows}")
     num_blocks, indices = num_blocks[..., :rows, None], indices[..., :rows, :].long()
+    if num_blocks.numel() and int(num_blocks.max()) > indices.shape[-1]:
+        raise BlockMaskError(
+            f"the BlockMask counts {int(num_blocks.max())} blocks in a row, its list of indices holds {indices.shape[-1]}"
+        )
     listed = torch.arange(indices.shape[-1]) < num_blocks
     if bool((listed & ((indices < 0) | (indices >= columns))).any()):
         # Blocks beyond the keys hold nothing; a negative one is a mistake.
