@@ -1,27 +1,18 @@
 """`capture`: both mods of a call as a record, and the tensors and numbers they use now.
 
-A repeated call checks the plan of reads of an earlier trace (`reads.py`) and gets the same record object back; any other
-call traces. Equal records are one object, so a kernel cache may look them up by identity. No cache here holds a tensor.
+A repeated call finds the plan of reads of an earlier trace (`plans.py`); any other call traces.
 """
 
 from __future__ import annotations
 
-import functools
-import threading
-import types
-from collections import OrderedDict
 from typing import Any, NamedTuple
 
 import torch
 import torch.overrides
 
-from attnc.capture.reads import LazyCheck
+from attnc.capture.plans import Entry, clear, code_of, intern, plans, promote, remember
 from attnc.capture.record import Record
 from attnc.capture.trace import trace
-
-PLANS_PER_CODE = 64
-CODES = 1024
-RECORDS = 4096
 
 
 class Captured(NamedTuple):
@@ -37,15 +28,7 @@ class Captured(NamedTuple):
     retraced: str | None = None
 
 
-class _Entry(NamedTuple):
-    check: LazyCheck
-    record: Record
-
-
 _NOTHING = Captured(Record(None, None), (), ())
-_plans: OrderedDict[tuple, tuple[_Entry, ...]] = OrderedDict()
-_records: OrderedDict[Record, Record] = OrderedDict()
-_lock = threading.Lock()
 _get_default_dtype = torch.get_default_dtype
 
 
@@ -61,44 +44,25 @@ def capture(
     """
     if score_mod is None and mask_mod is None:
         return _NOTHING
-    key = (_code_of(score_mod), _code_of(mask_mod), score_dtype, _get_default_dtype())
+    key = (code_of(score_mod), code_of(mask_mod), score_dtype, _get_default_dtype())
     if torch._C._len_torch_function_stack():
         key += _function_modes()
-    entries = None if own_places else _plans.get(key)
+    entries = None if own_places else plans.get(key)
     if entries is not None:
         for entry in entries:
             found = entry.check(score_mod, mask_mod)
             if found is not None:
                 if entry is not entries[0]:
-                    _promote(key, entry)
+                    promote(key, entry)
                 tensors, numbers = found
                 return Captured(entry.record, tensors, numbers)
     traced = trace(score_mod, mask_mod, score_dtype)
     if own_places:
         return Captured(traced.record, traced.tensors, traced.numbers, traced.retraced)
-    record = _intern(traced.record)
+    record = intern(traced.record)
     if traced.check is not None:
-        _remember(key, _Entry(traced.check, record))
+        remember(key, Entry(traced.check, record))
     return Captured(record, traced.tensors, traced.numbers, traced.retraced)
-
-
-def clear() -> None:
-    """Forgets all plans and records."""
-    with _lock:
-        _plans.clear()
-        _records.clear()
-
-
-def _code_of(mod: Any) -> Any:
-    """What a mod that is made anew for every call has in common with its predecessor."""
-    kind = type(mod)
-    if kind is types.FunctionType:
-        return mod.__code__
-    if kind is types.MethodType:
-        return _code_of(mod.__func__)
-    if kind is functools.partial:
-        return "partial", _code_of(mod.func)
-    return kind
 
 
 def _function_modes() -> tuple:
@@ -107,25 +71,4 @@ def _function_modes() -> tuple:
     return tuple(getattr(mode, "device", None) or type(mode) for mode in modes)
 
 
-def _intern(record: Record) -> Record:
-    with _lock:
-        known = _records.setdefault(record, record)
-        _records.move_to_end(known)
-        if len(_records) > RECORDS:
-            _records.popitem(last=False)
-        return known
-
-
-def _remember(key: tuple, entry: _Entry) -> None:
-    with _lock:
-        _plans[key] = (entry, *_plans.get(key, ())[: PLANS_PER_CODE - 1])
-        _plans.move_to_end(key)
-        if len(_plans) > CODES:
-            _plans.popitem(last=False)
-
-
-def _promote(key: tuple, entry: _Entry) -> None:
-    """The plan that held last is tried first."""
-    with _lock:
-        entries = _plans.get(key, ())
-        _plans[key] = (entry, *(other for other in entries if other is not entry))
+__all__ = ["Captured", "capture", "clear"]

@@ -8,29 +8,34 @@ import types
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
-
 from attnc.capture.record import Location
 from attnc.errors import AttncError
 
 E = TypeVar("E", bound=AttncError)
 
 _HERE = str(Path(__file__).parent)
-_TORCH = str(Path(torch.__file__).parent)
-_TRACE = str(Path(__file__).with_name("trace.py"))
+_TRACERS = frozenset(str(Path(__file__).with_name(name)) for name in ("trace.py", "numpy_trace.py"))
 
 
 def user_location() -> Location | None:
     """The innermost line of the running mod that is the user's own code."""
+    libraries = (_HERE, *_libraries("torch" in sys.modules, "numpy" in sys.modules))
     frame = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if file == _TRACE and frame.f_code.co_name == "run":
+        if file in _TRACERS and frame.f_code.co_name == "run":
             return None  # the tracer itself: the mod's frames are all within
-        if not file.startswith((_HERE, _TORCH)) and not file.startswith("<attnc"):
+        if not file.startswith(libraries) and not file.startswith("<attnc"):
             return Location(file, frame.f_lineno)
         frame = frame.f_back
     return None
+
+
+@functools.cache
+def _libraries(with_torch: bool, with_numpy: bool) -> tuple[str, ...]:
+    """Where the code of torch and NumPy lies, as far as they are imported: it is no user's."""
+    modules = [sys.modules.get(name) for name in ("torch", "numpy")]
+    return tuple(str(Path(module.__file__).parent) for module in modules if module is not None and module.__file__)
 
 
 def where() -> dict[str, Any]:

@@ -12,20 +12,18 @@ import types
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-
 from attnc.capture.locations import refuse
 from attnc.capture.numbers import concrete
 from attnc.capture.reads import attribute
 from attnc.errors import UnsupportedModError
 
 if TYPE_CHECKING:
-    from attnc.capture.environment import Environment
     from attnc.capture.reads import Node
+    from attnc.capture.wrapping import Wrapping
 
 
 class _State(NamedTuple):
-    environment: Environment
+    environment: Wrapping
     real: Any
     node: Node
     seen: dict[str, Any]
@@ -42,7 +40,7 @@ _NOT_FORWARDED = frozenset(
 )
 
 
-def object_standin(environment: Environment, value: Any, node: Node) -> Any | None:
+def object_standin(environment: Wrapping, value: Any, node: Node) -> Any | None:
     """What stands for the object `value`, read as `node`; None where its reads cannot be seen."""
     cls = type(value)
     standin_class = _CLASSES.get(cls, _MISSING)
@@ -74,7 +72,7 @@ class _Standin:
 
     def __setattr__(self, name: str, value: Any) -> None:
         state = object.__getattribute__(self, "_attnc_state")
-        if isinstance(value, torch.Tensor) and state.environment.tracer.is_computed(value):
+        if state.environment.is_computed(value):
             raise refuse(UnsupportedModError, f"a mod stores what it computed in the attribute {name}", "return it instead")
         state.environment.plan.give_up(f"the mod assigns the attribute {name}")
         state.seen.clear()
@@ -169,11 +167,12 @@ def _find(standin: Any, state: _State, name: str) -> Any:
     return environment.opaque(value, f"the attribute {shown}")
 
 
-def _dynamic(environment: Environment, real: Any, cls: type, node: Node, name: str, shown: str) -> Any:
+def _dynamic(environment: Wrapping, real: Any, cls: type, node: Node, name: str, shown: str) -> Any:
     hook = _lookup(cls, "__getattr__")
-    if hook is torch.nn.Module.__getattr__ and hasattr(real, name):
+    plain = environment.finds_attributes(hook)
+    if plain and hasattr(real, name):
         return environment.read(getattr(real, name), node, attribute(name), shown)
-    if hook is not _MISSING and hook is not torch.nn.Module.__getattr__:
+    if hook is not _MISSING and not plain:
         with environment.untraced():
             value = getattr(real, name)
         return environment.opaque(value, f"the attribute {shown}")

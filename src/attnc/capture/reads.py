@@ -1,17 +1,17 @@
 """The plan of reads: what a mod read while it was traced, as a function that checks it all again in a few microseconds.
 
 Tracing rebuilds the mod so that every read of the outside world (closure cell, global, attribute, item, default, …) passes
-through `environment.py`, which writes one line here for it, with what must hold for the trace to hold. The finished plan is
+through `wrapping.py`, which writes one line here for it, with what must hold for the trace to hold. The finished plan is
 a plain Python function, for `lambda score, b, h, q, kv: score + bias[q - kv + window // 2]`
 
     def check(score_mod, mask_mod):
         v0 = score_mod
         if not (type(v0) is function and v0.__code__ is k0): return None
         v1 = v0.__closure__[0].cell_contents
-        if not (isinstance(v1, Tensor)): return None
+        if not (isinstance(v1, k1)): return None
         v2 = v0.__closure__[1].cell_contents
         if not (type(v2) is int): return None
-        if not (k1(v1)): return None
+        if not (k2(v1)): return None
         return (v1,), ((v2 // (2)),)
 
 so a repeated call gets the tensors and numbers of now, or None where the mod must be traced again. What cannot be
@@ -25,11 +25,9 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import torch
-
 from attnc.capture.numbers import Expression, source
 
-Check = Callable[[object, object], "tuple[tuple[torch.Tensor, ...], tuple[int | float, ...]] | None"]
+Check = Callable[[object, object], "tuple[tuple[Any, ...], tuple[int | float, ...]] | None"]
 
 
 class Node(NamedTuple):
@@ -74,7 +72,7 @@ class Plan:
         """Something was read that cannot be enumerated: trace at every call."""
         self.retrace = self.retrace or reason
 
-    def finish(self, tensors: Sequence[tuple[Node, TensorCheck]], numbers: Sequence[Expression]) -> LazyCheck:
+    def finish(self, tensors: Sequence[tuple[Node, Callable[[Any], bool]]], numbers: Sequence[Expression]) -> LazyCheck:
         """The plan's function, which returns what `tensors` and `numbers` are at the time of the call."""
         for expression, answer in self._guards.items():
             text = source(expression)
@@ -115,7 +113,6 @@ class LazyCheck:
 
 
 _SCOPE = {
-    "Tensor": torch.Tensor,
     "function": types.FunctionType,
     "method": types.MethodType,
     "fromhex": float.fromhex,
@@ -140,37 +137,3 @@ def stride_pattern(sizes: Sequence[int], strides: Sequence[int]) -> str:
         else:
             fields.append(str(stride) if stride in (0, 1) else "?")
     return "x".join(fields)
-
-
-class TensorCheck:
-    """Whether a tensor may take the place of the one a mod was traced with: dtype, rank, stride pattern, fixed lengths."""
-
-    __slots__ = ("_class", "_dtype", "_last", "_pattern", "_sizes", "_strides")
-
-    def __init__(self, tensor: torch.Tensor, pattern: str, sizes: tuple[int | None, ...], exact_strides: bool = False):
-        self._class = type(tensor)
-        self._dtype = tensor.dtype
-        self._pattern = pattern
-        self._sizes = sizes
-        self._strides = tensor.stride() if exact_strides else None
-        self._last: tuple[tuple[int, ...], tuple[int, ...]] = (tuple(tensor.shape), tensor.stride())
-
-    def __call__(self, tensor: torch.Tensor) -> bool:
-        kind = type(tensor)
-        if (kind is not self._class and kind not in _PLAIN) or tensor.dtype is not self._dtype or not tensor.is_cpu:
-            return False
-        sizes, strides = tensor.shape, tensor.stride()
-        last_sizes, last_strides = self._last
-        if sizes == last_sizes and strides == last_strides:
-            return True
-        if len(sizes) != len(self._sizes) or stride_pattern(sizes, strides) != self._pattern:
-            return False
-        if any(fixed is not None and fixed != size for fixed, size in zip(self._sizes, sizes, strict=True)):
-            return False
-        if self._strides is not None and self._strides != strides:
-            return False
-        self._last = tuple(sizes), strides
-        return True
-
-
-_PLAIN = (torch.Tensor, torch.nn.Parameter)

@@ -6,6 +6,7 @@ import torch
 from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
 
 from attnc.capture.locations import where
+from attnc.capture.reads import stride_pattern
 from attnc.capture.record import Literal
 from attnc.errors import DeviceError, UnsupportedModError, UnsupportedTensorError, UnsupportedTransformError
 
@@ -61,3 +62,37 @@ def dtype_literal(dtype: torch.dtype) -> Literal:
 
 def dtype_name(tensor: torch.Tensor) -> str:
     return dtype_literal(tensor.dtype).text
+
+
+class TensorCheck:
+    """Whether a tensor may take the place of the one a mod was traced with: dtype, rank, stride pattern, fixed lengths."""
+
+    __slots__ = ("_class", "_dtype", "_last", "_pattern", "_sizes", "_strides")
+
+    def __init__(self, tensor: torch.Tensor, pattern: str, sizes: tuple[int | None, ...], exact_strides: bool = False):
+        self._class = type(tensor)
+        self._dtype = tensor.dtype
+        self._pattern = pattern
+        self._sizes = sizes
+        self._strides = tensor.stride() if exact_strides else None
+        self._last: tuple[tuple[int, ...], tuple[int, ...]] = (tuple(tensor.shape), tensor.stride())
+
+    def __call__(self, tensor: torch.Tensor) -> bool:
+        kind = type(tensor)
+        if (kind is not self._class and kind not in _PLAIN) or tensor.dtype is not self._dtype or not tensor.is_cpu:
+            return False
+        sizes, strides = tensor.shape, tensor.stride()
+        last_sizes, last_strides = self._last
+        if sizes == last_sizes and strides == last_strides:
+            return True
+        if len(sizes) != len(self._sizes) or stride_pattern(sizes, strides) != self._pattern:
+            return False
+        if any(fixed is not None and fixed != size for fixed, size in zip(self._sizes, sizes, strict=True)):
+            return False
+        if self._strides is not None and self._strides != strides:
+            return False
+        self._last = tuple(sizes), strides
+        return True
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)

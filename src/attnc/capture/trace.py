@@ -7,39 +7,29 @@ here, `dispatch.py` writes it down. Nothing of this imports torch._dynamo, and g
 
 from __future__ import annotations
 
-import inspect
+import functools
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from attnc.capture.locations import definition, user_location
-from attnc.capture.numbers import Expression, NumberProxy, describe
-from attnc.capture.reads import LazyCheck, Node, Plan, TensorCheck, stride_pattern
+from attnc.capture.numbers import NumberProxy
+from attnc.capture.reads import Node, stride_pattern
 from attnc.capture.record import (
     MASK_ARGUMENTS,
     SCORE_ARGUMENTS,
     Argument,
     Captured,
     CaptureType,
-    Function,
-    ListOf,
     Literal,
-    Number,
-    NumberType,
-    Op,
     Operand,
-    Record,
-    Result,
     TensorType,
 )
+from attnc.capture.recorder import Origin, Recorder, Trace, Traced, with_places
 from attnc.capture.suspend import without_dispatch_modes
-from attnc.capture.tensors import DTYPES, check_capture, dtype_literal, dtype_name
+from attnc.capture.tensors import DTYPES, TensorCheck, check_capture, dtype_literal, dtype_name
 from attnc.errors import ModSignatureError
-
-# Where a dim of a value comes from: (capture, its dim), or None where its length is the code's own.
-Origin = tuple[int, int] | None
 
 
 class Value:
@@ -54,20 +44,6 @@ class Value:
         self.shared = shared  # it is a view, or has one: not to be written in place
 
 
-class _Step:
-    """An operation before its type is final: which lengths are fixed is known when all is traced."""
-
-    __slots__ = ("dtype", "location", "name", "operands", "origins", "shape")
-
-    def __init__(self, name: str, operands: tuple[Operand, ...], result: torch.Tensor, origins: tuple[Origin, ...]):
-        self.name = name
-        self.operands = operands
-        self.dtype = dtype_name(result)
-        self.shape = tuple(result.shape)
-        self.origins = origins
-        self.location = user_location()
-
-
 class _Capture:
     __slots__ = ("exact_strides", "node", "pattern", "tensor")
 
@@ -78,20 +54,20 @@ class _Capture:
         self.pattern = stride_pattern(tensor.shape, tensor.stride())
 
 
-class Tracer:
-    """One trace of up to two mods, which share captures and numbers."""
+class Tracer(Recorder):
+    """One trace of up to two mods of torch operations."""
 
     def __init__(self) -> None:
-        self.plan = Plan()
-        self.captures: list[_Capture] = []
-        self.numbers: dict[Expression, NumberProxy] = {}
-        self._number_index: dict[Expression, int] = {}
+        super().__init__()
         self._values: dict[int, Value] = {}
         self._keep: list[torch.Tensor] = []  # ids stay unique while their tensors live
-        self._nodes: dict[int, list[Node]] = {}
-        self._fixed: set[tuple[int, int]] = set()
-        self._steps: list[_Step] = []
         self._sizes: dict[tuple[int, int], NumberProxy] = {}
+
+    def dtype_of(self, tensor: torch.Tensor) -> str:
+        return DTYPES[tensor.dtype]
+
+    def check_of(self, capture: _Capture, type_: CaptureType) -> TensorCheck:
+        return TensorCheck(capture.tensor, type_.strides, type_.type.shape, capture.exact_strides)
 
     # -- what tensors mean --------------------------------------------------------------------------------------------
 
@@ -168,17 +144,9 @@ class Tracer:
     ) -> torch.Tensor:
         """Writes down one operation, whose value `result` then is."""
         origins = (None,) * result.dim() if origins is None else origins
-        self._steps.append(_Step(name, tuple(operands), result, origins))
-        self.define(result, Result(len(self._steps) - 1), origins, shared)
+        written = self.note(name, operands, dtype_name(result), tuple(result.shape), origins)
+        self.define(result, written, origins, shared)
         return result
-
-    def number(self, proxy: NumberProxy) -> Number:
-        """The run-time argument for a captured number (or for what the mod computed from numbers)."""
-        expression = proxy._expression
-        if expression[0] == "const":
-            raise AssertionError("a constant is a literal")
-        self.numbers.setdefault(expression, proxy)
-        return Number(self._number_index.setdefault(expression, len(self._number_index)))
 
     def close(self) -> None:
         """Lets go of the tensors: the trace's own cycles would keep them until the collector comes round."""
@@ -187,7 +155,7 @@ class Tracer:
 
     # -- running ------------------------------------------------------------------------------------------------------
 
-    def run(self, mod: Callable[..., Any], names: tuple[str, ...], score_dtype: torch.dtype) -> _Traced:
+    def run(self, mod: Callable[..., Any], names: tuple[str, ...], score_dtype: torch.dtype) -> Traced:
         """Traces one mod, whose arguments are `names`."""
         from attnc.capture.modes import DispatchMode, FunctionMode
 
@@ -201,7 +169,7 @@ class Tracer:
             result = mod(*arguments)
             operand = self._result(result, score_dtype if names is SCORE_ARGUMENTS else torch.bool, names)
         types = tuple(TensorType(DTYPES[score_dtype] if name == "score" else "int32") for name in names)
-        return _Traced(types, self._steps, operand)
+        return Traced(types, self._steps, operand)
 
     def _result(self, result: Any, dtype: torch.dtype, names: tuple[str, ...]) -> Operand:
         what = "score_mod" if names is SCORE_ARGUMENTS else "mask_mod"
@@ -228,104 +196,6 @@ class Tracer:
         flag = Literal.of(False)
         return self.emit("aten.to.dtype", (value.operand, dtype_literal(dtype), flag, flag, Literal.of(None)), result)
 
-    def finish(self, score: _Traced | None, mask: _Traced | None) -> Trace:
-        """The end of a trace."""
-        order = _Order()
-        score_function = self._function(score, order) if score is not None else None
-        mask_function = self._function(mask, order) if mask is not None else None
-        if score_function is not None and not score_function.ops and score_function.result == Argument(0):
-            score_function = None
-        captures = [self.captures[index] for index in order.captures]
-        types = tuple(self._capture_type(index) for index in order.captures)
-        proxies = list(self.numbers.values())
-        numbers = [proxies[index] for index in order.numbers]
-        number_types = tuple(NumberType(describe(n._expression, outermost=True), type(n._value).__name__) for n in numbers)
-        record = Record(score_function, mask_function, types, number_types)
-        check = None
-        if self.plan.retrace is None:
-            check = self._plan(captures, types, numbers)
-        tensors, values = tuple(c.tensor for c in captures), tuple(n._value for n in numbers)
-        return Trace(record, check, tensors, values, self.plan.retrace)
-
-    def _plan(self, captures: list[_Capture], types: tuple[CaptureType, ...], numbers: list[NumberProxy]) -> LazyCheck:
-        tensors = []
-        for capture, type_ in zip(captures, types, strict=True):
-            nodes = self._nodes[id(capture.tensor)]
-            for other in nodes[1:]:
-                self.plan.require(f"{other.variable} is {nodes[0].variable}")
-            tensors.append((nodes[0], TensorCheck(capture.tensor, type_.strides, type_.type.shape, capture.exact_strides)))
-        return self.plan.finish(tensors, [number._expression for number in numbers])
-
-    def _capture_type(self, index: int) -> CaptureType:
-        capture = self.captures[index]
-        tensor = capture.tensor
-        shape = tuple(size if (index, dim) in self._fixed else None for dim, size in enumerate(tensor.shape))
-        name = capture.node.name if capture.node is not None else f"capture{index}"
-        return CaptureType(name, TensorType(DTYPES[tensor.dtype], shape), capture.pattern)
-
-    def _function(self, traced: _Traced, order: _Order) -> Function:
-        """Drops what nothing uses, numbers operations, captures and numbers by first use, and fixes the types."""
-        live: set[int] = set()
-        stack = [traced.result]
-        while stack:
-            operand = stack.pop()
-            if isinstance(operand, ListOf):
-                stack.extend(operand.items)
-            elif isinstance(operand, Result) and operand.op not in live:
-                live.add(operand.op)
-                stack.extend(traced.steps[operand.op].operands)
-        positions = {old: new for new, old in enumerate(sorted(live))}
-
-        def renumber(operand: Operand) -> Operand:
-            match operand:
-                case ListOf(items):
-                    return ListOf(tuple(map(renumber, items)))
-                case Result(op):
-                    return Result(positions[op])
-                case Captured(index):
-                    return Captured(order.captures.setdefault(index, len(order.captures)))
-                case Number(index):
-                    return Number(order.numbers.setdefault(index, len(order.numbers)))
-            return operand
-
-        ops = []
-        for old in sorted(live):
-            step = traced.steps[old]
-            pairs = zip(step.shape, step.origins, strict=True)
-            shape = tuple(size if origin is None or origin in self._fixed else None for size, origin in pairs)
-            operands = tuple(map(renumber, step.operands))
-            ops.append(Op(step.name, operands, TensorType(step.dtype, shape), step.location))
-        return Function(traced.types, tuple(ops), renumber(traced.result))
-
-
-class _Traced:
-    """A traced mod before unused steps are dropped."""
-
-    __slots__ = ("result", "steps", "types")
-
-    def __init__(self, types: tuple[TensorType, ...], steps: list[_Step], result: Operand):
-        self.types = types
-        self.steps = steps
-        self.result = result
-
-
-class _Order:
-    """The final numbers of captures and numbers, by first use."""
-
-    def __init__(self) -> None:
-        self.captures: dict[int, int] = {}
-        self.numbers: dict[int, int] = {}
-
-
-class Trace(NamedTuple):
-    """What a trace gives: the record, the plan (or why each call must trace), the tensors and numbers of now."""
-
-    record: Record
-    check: LazyCheck | None
-    tensors: tuple[torch.Tensor, ...]
-    numbers: tuple[int | float, ...]
-    retraced: str | None
-
 
 def trace(score_mod: object, mask_mod: object, score_dtype: torch.dtype) -> Trace:
     """Traces both mods (either may be None)."""
@@ -348,59 +218,7 @@ def trace(score_mod: object, mask_mod: object, score_dtype: torch.dtype) -> Trac
                 raise ModSignatureError(f"{name} is no callable but {type(mod).__name__}")
             node = tracer.plan.read(name, name)
             rebuilt = environment.wrap(mod, node)
-            traced.append(None if mod is None else _run(tracer, mod, rebuilt, names, score_dtype))
+            run = functools.partial(tracer.run, score_dtype=score_dtype)
+            traced.append(None if mod is None else with_places(run, mod, rebuilt, names))
         environment.finish()
         return tracer.finish(*traced)
-
-
-def _run(tracer: Tracer, mod: Any, rebuilt: Any, names: tuple[str, ...], score_dtype: torch.dtype) -> _Traced:
-    """The trace of `mod`, run as `rebuilt`; a mod of other arguments, or with another result, is named with its place."""
-    try:
-        return tracer.run(rebuilt, names, score_dtype)
-    except ModSignatureError as error:
-        if error.filename is None:
-            vars(error).update(definition(mod))
-        raise
-    except TypeError as error:
-        refusal = _arguments_error(mod, names)
-        if refusal is None:
-            raise
-        raise refusal from error
-
-
-def _arguments_error(mod: Any, names: tuple[str, ...]) -> ModSignatureError | None:
-    """The error for a mod that cannot be called with `names`; None where it can, or where Python cannot say."""
-    try:
-        signature = inspect.signature(mod)
-    except (TypeError, ValueError):
-        return None
-    if _takes(signature, len(names)):
-        return None
-    role, other, others = "score_mod", "mask_mod", MASK_ARGUMENTS
-    if names is MASK_ARGUMENTS:
-        role, other, others = "mask_mod", "score_mod", SCORE_ARGUMENTS
-    name = getattr(mod, "__name__", "<lambda>")
-    who = role if name in ("<lambda>", role) else f"{role} '{name}'"
-    parameters = signature.parameters.values()
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    least, most = sum(p.default is p.empty for p in positional), len(positional)
-    shown = ({"q": "q_idx", "kv": "kv_idx"}.get(argument, argument) for argument in names)
-    wanted = f"{len(names)} ({', '.join(shown)})"
-    if any(p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in parameters):
-        message = f"{who} has keyword arguments without a default; it is called with {wanted}"
-    elif any(p.kind is p.VAR_POSITIONAL for p in parameters):
-        message = f"{who} takes at least {least} arguments, not {wanted}"
-    else:
-        count = f"{most}" if least == most else f"{least} to {most}"
-        message = f"{who} takes {count} argument{'' if count == '1' else 's'}, not {wanted}"
-    like = {"mask_mod": "a mask", "score_mod": "a score mod"}[other]
-    remedy = f"this looks like {like}: pass it as {other}=" if _takes(signature, len(others)) else None
-    return ModSignatureError(message, remedy=remedy, **definition(mod))
-
-
-def _takes(signature: inspect.Signature, count: int) -> bool:
-    try:
-        signature.bind(*[None] * count)
-    except TypeError:
-        return False
-    return True
