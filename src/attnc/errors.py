@@ -166,6 +166,22 @@ class AttentionMaskError(AttncError, ValueError):
     default_remedy = "attn_mask is bool (True: may attend) or float (added to scores) and broadcasts to [B, Hq, Sq, Skv]"
 
 
+class UnsupportedModelError(AttncError, NotImplementedError):
+    """A model of transformers whose attention attnc cannot compute: it does not go through `AttentionInterface`, or asks for
+    something that has no counterpart."""
+
+    default_remedy = (
+        "load it with attn_implementation='eager', or 'sdpa' where it has that; under `with attnc.sdpa():` its calls of "
+        "F.scaled_dot_product_attention run on attnc"
+    )
+
+
+class AttentionWeightsError(AttncError, NotImplementedError):
+    """A model is asked for its attention weights, which are never in memory."""
+
+    default_remedy = "call model.set_attn_implementation('eager') for that, or leave output_attentions out"
+
+
 class GradientNotImplementedError(AttncError, NotImplementedError):
     """A tensor requires grad while grad mode is on; attnc has no backward pass yet."""
 

@@ -149,9 +149,10 @@ def checked_call(
     return_aux: Any,
     mask_mod: Callable[..., Any] | None,
     own_places: bool = False,
+    out_by_rows: bool = False,
 ) -> Call:
-    """Check the arguments of `flex_attention` and capture its mods (`own_places`: see `capture`). Raises classes of
-    `attnc.errors`."""
+    """Check the arguments of `flex_attention` and capture its mods (`own_places`: see `capture`). With `out_by_rows` out's
+    memory is [B, Sq, Hq, Ev], whatever the order of query's strides. Raises classes of `attnc.errors`."""
     if kernel_options is not None:
         checks.check_kernel_options(kernel_options)
     want_lse, want_max = (return_lse, False) if return_aux is None else requested(return_aux, return_lse)
@@ -179,7 +180,7 @@ def checked_call(
     if query.requires_grad or key.requires_grad or value.requires_grad or in_forward_mode():
         checks.check_gradients((("query", query), ("key", key), ("value", value)))
     call.query, call.key, call.value = query, key, value
-    call.layout, call.signature = _layout(query, key, value, bool(enable_gqa), bool(want_lse), want_max)
+    call.layout, call.signature = _layout(query, key, value, bool(enable_gqa), bool(want_lse), want_max, out_by_rows)
     call.scale = checks.scale_value(scale, call.signature.head_dim)
     call.blocks = None
     if call.has_values:
@@ -223,16 +224,16 @@ programs.on_forget.append(_layouts.clear)
 
 
 def _layout(
-    query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool, want_lse: bool, want_max: bool
+    query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool, want_lse: bool, want_max: bool, out_by_rows: bool = False
 ) -> tuple[Layout, Signature]:
     """The layout and the signature (without a BlockMask) of these tensors' sizes and strides, remembered."""
     sizes = query.shape, key.shape, value.shape
     strides = query.stride(), key.stride(), value.stride()
-    known = sizes, strides, query.dtype, enable_gqa, want_lse, want_max
+    known = sizes, strides, query.dtype, enable_gqa, want_lse, want_max, out_by_rows
     found = _layouts.get(known)
     if found is None:
         buffers = [(tuple(size), stride) for size, stride in zip(sizes, strides, strict=True)]
-        layout = Layout(*buffers, enable_gqa=enable_gqa)
+        layout = Layout(*buffers, enable_gqa=enable_gqa, out_by_rows=out_by_rows)
         signature = Signature(
             DTYPES[query.dtype],
             sizes[0][3],

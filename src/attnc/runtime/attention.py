@@ -102,13 +102,15 @@ class Layout:
         key: tuple[Sequence[int], Sequence[int]],
         value: tuple[Sequence[int], Sequence[int]],
         enable_gqa: bool = True,
+        out_by_rows: bool = False,
     ):
-        """Each of `query`, `key`, `value` is (sizes, strides). Raises `ShapeError` where they are no attention together."""
+        """Each of `query`, `key`, `value` is (sizes, strides); with `out_by_rows` out is [B, Sq, Hq, Ev] in memory. Raises
+        `ShapeError` where they are no attention together."""
         check_shapes(query[0], key[0], value[0], enable_gqa)
         check_positions(query[0], key[0])
         batch, heads, queries, _ = query[0]
         self.out_shape = (batch, heads, queries, value[0][3])
-        self.out_strides = output_strides(self.out_shape, query[1])
+        self.out_strides = output_strides(self.out_shape, (3, 1, 2, 0) if out_by_rows else query[1])
         self.lse_shape = (batch, heads, queries)
         lse_strides = (max(heads, 1) * max(queries, 1), max(queries, 1), 1)
         self.query = (*query[0], *query[1])
