@@ -20,12 +20,19 @@ from transformers.utils.import_utils import is_tracing
 
 from attnc.capture.block_mask import BlockMask, _check
 from attnc.capture.capture import Captured, capture
+from attnc.errors import UnsupportedModelError
 
 _OPTIONS = {"device": "cpu", "BLOCK_SIZE": 128}
 
 
 class ModelMask(BlockMask):
-    """A mask of a model: `mask_mod` and `shape` = (B, 1, Sq, Skv), and what was captured of it, for the layers share it."""
+    """A mask of a model: `mask_mod` and `shape` = (B, 1, Sq, Skv), and what was captured of it, for the layers share it.
+
+    It is a BlockMask because models and caches hand on tensors and BlockMasks, and nothing else. Reading it as a tensor raises
+    `UnsupportedModelError`.
+    """
+
+    ndim = 4
 
     def __init__(self, mask_mod: Callable[..., Any], shape: tuple[int, int, int, int]):
         super().__init__(mask_mod, shape, _OPTIONS)
@@ -43,6 +50,19 @@ class ModelMask(BlockMask):
             found = capture(score_mod, self.mask_mod, score_dtype=score_dtype)
             self._captured[softcap, score_dtype] = found
         return found
+
+    def dim(self) -> int:
+        """4, as of the tensor that it stands for."""
+        return self.ndim
+
+    def _as_tensor(self, *_: Any) -> Any:
+        raise UnsupportedModelError(
+            "the model computes with its attention mask, which is a function here and no tensor",
+            remedy="load it with attn_implementation='sdpa' or 'eager'; under `with attnc.sdpa():` its calls of "
+            "F.scaled_dot_product_attention run on attnc",
+        )
+
+    __getitem__ = __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __and__ = __or__ = __invert__ = _as_tensor
 
     def __reduce__(self):
         return (ModelMask, (self.mask_mod, self.shape)) if self.is_lazy else super().__reduce__()
