@@ -18,7 +18,8 @@ import attnc.integrations.transformers  # noqa: F401 - registers "attnc"
 
 VOCABULARY = 61
 BATCH, LENGTH = 2, 21
-COMMON = {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+# Tied, the last token's own embedding would decide the next one: a model that only repeats itself.
+COMMON = {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": False}
 DECODER = {
     **COMMON,
     "hidden_size": 32,
@@ -111,7 +112,7 @@ class Entry:
             for name, parameter in model.named_parameters():
                 if parameter.dim() > 1:
                     embedding = "embed" in name or "wte" in name or "shared" in name
-                    scale = 1.0 if embedding else 1.5 / parameter[0].numel() ** 0.5
+                    scale = 0.3 if embedding else 1.5 / parameter[0].numel() ** 0.5
                     parameter.normal_(0.0, scale, generator=generator)
                 elif "norm" not in name and "ln" not in name:
                     parameter.normal_(0.0, 0.3, generator=generator)

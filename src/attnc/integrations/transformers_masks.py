@@ -62,7 +62,10 @@ class ModelMask(BlockMask):
             "F.scaled_dot_product_attention run on attnc",
         )
 
-    __getitem__ = __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __and__ = __or__ = __invert__ = _as_tensor
+    def __getitem__(self, index: Any) -> Any:
+        return self._as_tensor()
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __and__ = __or__ = __invert__ = _as_tensor
 
     def __reduce__(self):
         return (ModelMask, (self.mask_mod, self.shape)) if self.is_lazy else super().__reduce__()
