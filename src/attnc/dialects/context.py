@@ -16,7 +16,7 @@ _DIALECTS = {
     "math": ("xdsl.dialects.math", "Math"),
     "scf": ("xdsl.dialects.scf", "Scf"),
     "tensor": ("xdsl.dialects.tensor", "Tensor"),
-    "linalg": ("xdsl.dialects.linalg", "Linalg"),
+    "linalg": ("attnc.dialects.linalg_named", "Linalg"),
     "memref": ("xdsl.dialects.memref", "MemRef"),
     "affine": ("xdsl.dialects.affine", "Affine"),
     "torch": ("attnc.dialects.torch", "Torch"),

@@ -40,12 +40,13 @@ def run(module: ModuleOp, target: Target) -> None:
     """Rewrites every `iree_linalg_ext.attention` of the module."""
     for op in list(module.walk()):
         if isinstance(op, AttentionOp):
-            _convert(op)
+            convert(op)
         elif isinstance(op, OnlineAttentionOp) and op.mask is not None:
             _convert_mask_operand(op)
 
 
-def _convert(op: AttentionOp) -> None:
+def convert(op: AttentionOp) -> OnlineAttentionOp:
+    """Rewrites one attention; its users get the finalising generic's result."""
     element = op.region.block.args[0].type
     init_type = cast(TensorType, op.init.type)
     maps = list(op.indexing_maps)
@@ -91,6 +92,7 @@ def _convert(op: AttentionOp) -> None:
     op.result.replace_all_uses_with(out.results[0])
     op.detach()
     op.drop_all_references()
+    return online
 
 
 def _take(block: Block) -> list[Operation]:

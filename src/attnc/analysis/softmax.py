@@ -1,0 +1,354 @@
+"""Finds softmax(Q·Kᵀ)·V in the elements of a function's tensors, however it is written.
+
+A result is attention if it is a sum over keys of (weight · value), where weight is exp(x) divided by the sum over the same keys
+of exp(x), before the sum or after it, and x may be lessened by any shift that is the same for all keys and made of x's maximum;
+and if x is computed, element by element, from a sum of products of a query and a key. `find` says so in an `Attention`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from xdsl.dialects.linalg import ops as linalg
+from xdsl.dialects.tensor import ExtractOp
+from xdsl.ir import OpResult
+
+from attnc.analysis.axes import Atom, Axis, NoMatch, flat, flat_axes, fresh
+from attnc.analysis.elements import CASTS, Apply, Element, Elements, Node, Outer, Position, Reduction, Splat, constant
+
+
+@dataclass
+class Attention:
+    """`out` is the result, over `axes`; `scores` enter the softmax, computed from the product `product` of query and key."""
+
+    elements: Elements
+    out: OpResult
+    axes: tuple[Axis, ...]
+    query: Element
+    key: Element
+    value: Element
+    keys: tuple[Atom, ...]
+    scores: Node
+    product: Element
+    factors: list[Node]  # scalars inside the product's own body
+    maxima: list[Element] = field(default_factory=list)
+    sums: list[tuple[Element, bool]] = field(default_factory=list)  # True: relative to the maximum; False: of exp(score) itself
+
+
+def find(result: OpResult) -> Attention | None:
+    """The attention that a tensor is, or None."""
+    op = result.owner
+    if not isinstance(op, linalg.GenericOp):
+        return None
+    try:
+        return _Search(result).found()
+    except NoMatch:
+        return None
+
+
+class _Search:
+    def __init__(self, result: OpResult):
+        self.elements = Elements()
+        self.out = result
+        shape = result.type.get_shape()  # pyright: ignore[reportAttributeAccessIssue]
+        self.axes = tuple(fresh(size if size >= 0 else (result, dim)) for dim, size in enumerate(shape))
+        self.keys: tuple[Axis, ...] = ()
+
+    def found(self) -> Attention | None:
+        elements, root = self.elements, self.elements.at(self.out, self.axes)
+        divisors: list[Node] = []
+        summed = root
+        if (reduction := elements.reduction(root)) is None:
+            numerators, divisors = self.quotient(root)
+            if len(numerators) != 1 or len(divisors) != 1 or not isinstance(numerators[0], Element):
+                return None
+            summed = numerators[0]
+            reduction = elements.reduction(summed)
+        sides = two_factors(reduction)
+        if reduction is None or sides is None or sides[1]:
+            return None
+        self.keys = reduction.bound
+        left, right = sides[0]
+        for weight, value in ((left, right), (right, left)):
+            attention = self.weighted(weight, value, divisors)
+            if attention is not None:
+                return attention
+        return None
+
+    def weighted(self, weight: Element, value: Element, divisors: list[Node]) -> Attention | None:
+        """The attention, if `weight` is a softmax over the keys, or becomes one by the divisors."""
+        elements = self.elements
+        if not self.over_keys(value):
+            return None
+        numerators, own = self.quotient(weight)
+        divisors = [*divisors, *own]
+        numerators = [node for node in numerators if constant(node) != 1]
+        if len(numerators) != 1 or len(divisors) > 1:
+            return None
+        exponential = numerators[0]
+        if not isinstance(exponential, Apply) or exponential.op.name != "math.exp":
+            return None
+        for scores, terms in self.shifts(exponential.operands[0]):
+            maxima: list[Element] = []
+            sums = list(divisors)
+            logarithms = 0
+            for term in terms:
+                if isinstance(term, Apply) and term.op.name == "math.log":
+                    sums.append(elements.bare(term.operands[0]))
+                    logarithms += 1
+                elif not self.is_shift(term, scores, maxima):
+                    break
+            else:
+                if len(sums) != 1 or not isinstance(sums[0], Element):
+                    continue
+                shift = [term for term in terms if not (isinstance(term, Apply) and term.op.name == "math.log")]
+                if not self.is_sum(sums[0], scores, shift):
+                    continue
+                attention = self.scored(scores, value)
+                if attention is not None:
+                    attention.maxima = maxima
+                    plain = len(shift) == 1 and bool(maxima) and shift[0] is maxima[0]
+                    if plain or not shift:
+                        attention.sums = [(sums[0], plain)]
+                    return attention
+        return None
+
+    # -- parts of a softmax -----------------------------------------------------------------------------------------------
+
+    def quotient(self, node: Node) -> tuple[list[Node], list[Node]]:
+        """Numerators and denominators, without conversions between float types."""
+        node = self.elements.bare(node)
+        if isinstance(node, Apply) and node.op.name in ("arith.mulf", "arith.divf"):
+            above, below = self.quotient(node.operands[0])
+            others = self.quotient(node.operands[1])
+            if node.op.name == "arith.divf":
+                others = others[::-1]
+            return above + others[0], below + others[1]
+        return [node], []
+
+    def shifts(self, argument: Node) -> list[tuple[Node, list[Node]]]:
+        """Ways to read `argument` as scores minus terms that are the same for all keys, most terms first."""
+        elements = self.elements
+        ways: list[tuple[Node, list[Node]]] = [(argument, [])]
+        node, terms = elements.bare(argument), list[Node]()
+        while isinstance(node, Apply) and node.op.name == "arith.subf":
+            left, right = node.operands
+            if self.over_keys(right):
+                break
+            terms = [*terms, *self.summands(right)]
+            ways.append((left, terms))
+            node = elements.bare(left)
+        return ways[::-1]
+
+    def summands(self, node: Node) -> list[Node]:
+        bare = self.elements.bare(node)
+        if isinstance(bare, Apply) and bare.op.name == "arith.addf":
+            return self.summands(bare.operands[0]) + self.summands(bare.operands[1])
+        return [bare]
+
+    def is_shift(self, node: Node, scores: Node, maxima: list[Element]) -> bool:
+        """Whether a term is computed from the scores' maximum over the keys and constants alone."""
+        node = self.elements.bare(node)
+        if isinstance(node, Splat) or (isinstance(node, Outer) and constant(node) is not None):
+            return True
+        if isinstance(node, Apply):
+            if isinstance(node.op, ExtractOp):
+                return False
+            return all(self.is_shift(operand, scores, maxima) for operand in node.operands)
+        if not isinstance(node, Element):
+            return False
+        reduction = self.elements.reduction(node)
+        if reduction is None or reduction.kind != "max" or not _starts_low(self.elements, reduction):
+            return False
+        if not self.same_over_keys(scores, reduction):
+            return False
+        if node not in maxima:
+            maxima.append(node)
+        return True
+
+    def is_sum(self, node: Element, scores: Node, shift: list[Node]) -> bool:
+        """Whether it is the sum over the keys of exp(scores - shift)."""
+        reduction = self.elements.reduction(node)
+        if reduction is None or reduction.kind != "add" or constant(self.elements.bare(reduction.init)) != 0:
+            return False
+        body = self.elements.bare(reduction.body)
+        if not isinstance(body, Apply) or body.op.name != "math.exp":
+            return False
+        for other_scores, terms in self.shifts_of_sum(body.operands[0], reduction):
+            if len(terms) != len(shift):
+                continue
+            comparison = _Comparison(self.elements, reduction.bound)
+            if comparison.same(scores, other_scores) and all(
+                any(comparison.same(own, term) for own in shift) for term in terms
+            ):
+                return comparison.binds_all(self.keys)
+        return False
+
+    def shifts_of_sum(self, argument: Node, reduction: Reduction) -> list[tuple[Node, list[Node]]]:
+        """`shifts`, for the keys of another sum."""
+        own, self.keys = self.keys, reduction.bound
+        try:
+            return self.shifts(argument)
+        finally:
+            self.keys = own
+
+    def same_over_keys(self, scores: Node, reduction: Reduction) -> bool:
+        comparison = _Comparison(self.elements, reduction.bound)
+        return comparison.same(scores, reduction.body) and comparison.binds_all(self.keys)
+
+    def over_keys(self, node: Node) -> bool:
+        """Whether a node is another from key to key."""
+        keys = {atom for axis in self.keys for atom in flat(axis)}
+        return bool(keys & self.atoms(node))
+
+    def atoms(self, node: Node) -> set[Atom]:
+        """The dims that a node changes along, as far as it can be looked through."""
+        node = self.elements.head(node)
+        if isinstance(node, Apply):
+            return {atom for operand in node.operands for atom in self.atoms(operand)}
+        if isinstance(node, Element):
+            return {atom for axis in node.axes for atom in flat(axis)}
+        return set(flat(node.axis)) if isinstance(node, Position) else set()
+
+    # -- the scores -------------------------------------------------------------------------------------------------------
+
+    def scored(self, scores: Node, value: Element) -> Attention | None:
+        """The attention whose scores are computed from a product of query and key."""
+        for product in self.leaves(scores):
+            sides = two_factors(self.elements.reduction(product))
+            if sides is None:
+                continue
+            (left, right), factors = sides
+            keys = {atom for axis in self.keys for atom in flat(axis)}
+            for query, key in ((left, right), (right, left)):
+                if not keys & _dims(query) and keys <= _dims(key):
+                    return Attention(
+                        self.elements,
+                        self.out,
+                        flat_axes(self.axes),
+                        query,
+                        key,
+                        value,
+                        tuple(atom for axis in self.keys for atom in flat(axis)),
+                        scores,
+                        product,
+                        factors,
+                    )
+        return None
+
+    def leaves(self, node: Node) -> list[Element]:
+        """The elements that a node is computed from and that cannot be looked through."""
+        found: list[Element] = []
+        seen: set[int] = set()
+
+        def visit(node: Node) -> None:
+            node = self.elements.head(node)
+            if id(node) in seen:
+                return
+            seen.add(id(node))
+            if isinstance(node, Element):
+                found.append(node)
+            elif isinstance(node, Apply):
+                for operand in node.operands:
+                    visit(operand)
+
+        visit(node)
+        return found
+
+
+def two_factors(reduction: Reduction | None) -> tuple[tuple[Element, Element], list[Node]] | None:
+    """The two tensors whose product a sum sums, and the scalars that it is multiplied by in the sum."""
+    if reduction is None or reduction.kind != "add" or constant(_filled(reduction.init)) != 0:
+        return None
+    above, below = _factors(reduction.body)
+    tensors = [node for node in above if isinstance(node, Element)]
+    scalars: list[Node] = [node for node in above if not isinstance(node, Element)]
+    if below or len(tensors) != 2 or not all(isinstance(node, Outer | Splat) for node in scalars):
+        return None
+    return (tensors[0], tensors[1]), scalars
+
+
+def _factors(node: Node) -> tuple[list[Node], list[Node]]:
+    while isinstance(node, Apply) and node.op.name in CASTS:
+        node = node.operands[0]
+    if isinstance(node, Apply) and node.op.name in ("arith.mulf", "arith.divf"):
+        above, below = _factors(node.operands[0])
+        others = _factors(node.operands[1])
+        if node.op.name == "arith.divf":
+            others = others[::-1]
+        return above + others[0], below + others[1]
+    return [node], []
+
+
+def _filled(node: Node) -> Node:
+    if isinstance(node, Element) and isinstance(node.value.owner, linalg.FillOp):
+        return Outer(node.value.owner.inputs[0])
+    return node
+
+
+def _starts_low(elements: Elements, reduction: Reduction) -> bool:
+    """Whether a maximum starts from -inf, or from the least finite number of its type."""
+    start = constant(elements.bare(reduction.init))
+    return start is not None and start <= -65504.0
+
+
+def _dims(element: Element) -> set[Atom]:
+    return {atom for axis in element.axes for atom in flat(axis)}
+
+
+class _Comparison:
+    """Compares expressions, float conversions aside; the axes `bound` of the second may stand for any of the first."""
+
+    def __init__(self, elements: Elements, bound: Iterable[Axis]):
+        self.elements = elements
+        self.bound = tuple(bound)
+        self.bindings: dict[Atom, Axis] = {}
+        self.known: set[tuple[int, int]] = set()
+
+    def same(self, first: Node, second: Node) -> bool:
+        first, second = self.elements.bare(first), self.elements.bare(second)
+        pair = (id(first), id(second))
+        if pair in self.known:
+            return True
+        if not self._same(first, second):
+            return False
+        self.known.add(pair)
+        return True
+
+    def _same(self, first: Node, second: Node) -> bool:
+        if isinstance(first, Element) and isinstance(second, Element):
+            return first.value is second.value and all(map(self.same_axis, first.axes, second.axes))
+        if isinstance(first, Apply) and isinstance(second, Apply):
+            a, b = first.op, second.op
+            if a is not b and (a.name != b.name or a.properties != b.properties or first.type != second.type):
+                return False
+            if isinstance(a, ExtractOp) and isinstance(b, ExtractOp) and a.tensor is not b.tensor:
+                return False
+            return len(first.operands) == len(second.operands) and all(map(self.same, first.operands, second.operands))
+        if isinstance(first, Position) and isinstance(second, Position):
+            return self.same_axis(first.axis, second.axis)
+        if isinstance(first, Splat) and isinstance(second, Splat):
+            return first.attribute == second.attribute
+        if isinstance(first, Outer) and isinstance(second, Outer) and first.value is second.value:
+            return True
+        return constant(first) is not None and constant(first) == constant(second)
+
+    def same_axis(self, first: Axis, second: Axis) -> bool:
+        first, second = flat(first), flat(second)
+        free = {atom for axis in self.bound for atom in flat(axis)}
+        if len(second) == 1 and second[0] in free and second[0] not in self.bindings:
+            self.bindings[second[0]] = first
+            return True
+        if len(first) == len(second) > 1:
+            return all(self.same_axis((a,), (b,)) for a, b in zip(first, second, strict=True))
+        return flat(atom for b in second for atom in self.bindings.get(b, (b,))) == first
+
+    def binds_all(self, keys: Iterable[Axis]) -> bool:
+        """Whether the bound axes stand for exactly these."""
+        free = [atom for axis in self.bound for atom in flat(axis)]
+        if not all(atom in self.bindings for atom in free):
+            return False
+        bound = [atom for atom in free for atom in flat(self.bindings[atom])]
+        wanted = {atom for axis in keys for atom in flat(axis)}
+        return len(bound) == len(set(bound)) and set(bound) == wanted

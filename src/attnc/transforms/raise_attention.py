@@ -1,0 +1,282 @@
+"""softmax(Q·Kᵀ)·V, written out in linalg, becomes one attention.
+
+Before:
+
+    %s = linalg.generic {"parallel", "parallel", "reduction"} ins(%q, %k) { mulf, addf }       rows × keys
+    %b = linalg.generic ins(%s, %mask) { %s * 0.125 + %mask }
+    %m = linalg.generic {"parallel", "reduction"} ins(%b) { maximumf }
+    %p = linalg.generic ins(%b, %m) { exp(%b - %m) }
+    %l = linalg.generic {"parallel", "reduction"} ins(%p) { addf }
+    %w = linalg.generic ins(%p, %l) { %p / %l }
+    %o = linalg.generic {"parallel", "parallel", "reduction"} ins(%w, %v) { mulf, addf }
+
+After:
+
+    %o = "iree_linalg_ext.attention"(%q, %k, %v, %scale, %init) ({
+    ^bb0(%score: f32):                        // %scale · Σ q·k, with %scale = 0.125
+      %i = iree_linalg_ext.index 1, %j = iree_linalg_ext.index 2
+      %bias = tensor.extract %mask[%i, %j]
+      %x = arith.addf %score, %bias
+      iree_linalg_ext.yield %x })
+
+It is recognised by what it computes (`attnc.analysis.softmax`), through reshapes, transposes, broadcasts and casts between
+the parts. Where the maximum or the sum has other uses (a log-sum-exp), an `online_attention` gives them. Where anything else
+between the two products has other uses, or it is no attention, the IR stays as it was.
+
+A row whose scores are all -inf is 0 here; written out, it is NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import cast
+
+from xdsl.dialects.builtin import ModuleOp, TensorType, f32, f64
+from xdsl.dialects.func import FuncOp
+from xdsl.dialects.linalg import ops as linalg
+from xdsl.ir import Attribute, Block, Operation, OpResult, SSAValue
+
+from attnc.analysis.axes import Atom, Axis, NoMatch, flat
+from attnc.analysis.elements import CASTS, Apply, Element, Node, Position, constant
+from attnc.analysis.softmax import Attention, find
+from attnc.dialects.building import Builder, erase_dead
+from attnc.dialects.linalg_ext import AttentionOp, OnlineAttentionOp
+from attnc.target import Target
+from attnc.transforms.convert_attention_to_online_attention import convert
+from attnc.transforms.raise_attention_building import Domain, build_attention, insert_before, row_tensor
+from attnc.transforms.raise_attention_region import RegionWriter, convert_float
+
+NAME = "raise-attention"
+
+
+def run(module: ModuleOp, target: Target) -> None:
+    """Raises every attention of every function of the module."""
+    for function in module.ops:
+        if isinstance(function, FuncOp) and function.body.blocks:
+            block = function.body.block
+            merge_equal(block)
+            for op in list(block.ops):
+                if op.parent is block and isinstance(op, linalg.GenericOp) and _may_be_last(op):
+                    found = find(cast(OpResult, op.results[0]))
+                    if found is not None and _raise(found):
+                        erase_dead(block)
+
+
+def merge_equal(block: Block) -> None:
+    """Operations on tensors that compute the same become one."""
+    known: dict[tuple[object, ...], list[Operation]] = {}
+    for op in list(block.ops):
+        if not op.results or op.name.startswith("iree_linalg_ext."):
+            continue
+        properties = tuple(sorted(op.properties.items(), key=lambda item: item[0]))
+        alike = known.setdefault((op.name, tuple(op.operands), properties, tuple(op.result_types)), [])
+        for other in alike:
+            pairs = zip(op.regions, other.regions, strict=True)
+            if all(region.is_structurally_equivalent(twin) for region, twin in pairs):
+                for result, twin in zip(op.results, other.results, strict=True):
+                    result.replace_all_uses_with(twin)
+                op.detach()
+                op.erase()
+                break
+        else:
+            alike.append(op)
+
+
+def _may_be_last(op: linalg.GenericOp) -> bool:
+    """Whether it sums products, or divides."""
+    return len(op.results) == 1 and any(inner.name in ("arith.mulf", "arith.divf") for inner in op.body.block.ops)
+
+
+def _raise(found: Attention) -> bool:
+    product, last = found.product.value.owner, found.out.owner
+    assert isinstance(product, Operation)
+    rows = [*found.maxima, *(element for element, _ in found.sums)]
+    reductions = {element: cast(Operation, element.value.owner) for element in rows}
+    between = _dependents(product, {last, *reductions.values()})
+    before = _computed_from(last)
+    if not between <= before:
+        return False  # something between the products is used elsewhere, and would be computed anyway
+    asked = [element for element in rows if not _dependents(reductions[element], {last}) <= before]
+    scratch = Block()
+    try:
+        raising = _Raising(found, Builder(scratch), between | set(reductions.values()))
+        attention, domain, value = raising.write()
+        if "attnc.loc" in last.attributes:
+            attention.attributes["attnc.loc"] = last.attributes["attnc.loc"]
+    except NoMatch:
+        _clear(scratch)
+        return False
+    values: dict[SSAValue, SSAValue] = {}
+    if asked:
+        online = convert(attention)
+        if value is attention.result:
+            value = next(use.operation for use in online.acc_result.uses).results[0]
+        values |= _row_values(found, online, domain, asked)
+    values[found.out] = value
+    insert_before(scratch, last)
+    for old, new in values.items():
+        new.name_hint = old.name_hint
+        old.replace_all_uses_with(new)
+    return True
+
+
+def _row_values(found: Attention, online: OnlineAttentionOp, domain: Domain, asked: list[Element]) -> dict[SSAValue, SSAValue]:
+    """Where the scores' maximum or sum is asked for: what the running attention knows of them."""
+    values: dict[SSAValue, SSAValue] = {}
+    for element in asked:
+        type_ = cast(TensorType, element.value.type)
+        sums = [plain for other, plain in found.sums if other is element]
+
+        def compute(build: Builder, args: Sequence[SSAValue], sums: list[bool] = sums, type_: TensorType = type_) -> SSAValue:
+            value = args[0]
+            if sums and not sums[0]:  # of exp(score), and ours is relative to the maximum
+                value = build.binary("mulf", value, build.unary_math("exp", args[1]))
+            return convert_float(build, value, type_.element_type)
+
+        source = online.sum_result if sums else online.max_result
+        sources = [(source, domain.rows)] + ([(online.max_result, domain.rows)] if sums and not sums[0] else [])
+        values[element.value] = row_tensor(domain, sources, element.axes, type_, compute)
+    return values
+
+
+def _clear(block: Block) -> None:
+    for op in reversed(list(block.ops)):
+        op.detach()
+        op.erase(safe_erase=False)
+
+
+def _dependents(op: Operation, stops: set[Operation]) -> set[Operation]:
+    """`op` and what is computed from its results, without going on from `stops`, which are left out."""
+    found: set[Operation] = {op} - stops
+    waiting = [op]
+    while waiting:
+        for result in waiting.pop().results:
+            for use in result.uses:
+                user = use.operation
+                while user.parent is not op.parent and (parent := user.parent_op()) is not None:
+                    user = parent
+                if user not in found and user not in stops:
+                    found.add(user)
+                    waiting.append(user)
+    return found
+
+
+def _computed_from(op: Operation) -> set[Operation]:
+    """What `op` is computed from."""
+    found: set[Operation] = set()
+    waiting = [op]
+    while waiting:
+        for inner in waiting.pop().walk():
+            for operand in inner.operands:
+                owner = operand.owner
+                if isinstance(owner, Operation) and owner.parent is op.parent and owner not in found:
+                    found.add(owner)
+                    waiting.append(owner)
+    return found
+
+
+class _Raising:
+    """Writes one attention."""
+
+    def __init__(self, found: Attention, build: Builder, dependent: set[Operation]):
+        self.found = found
+        self.build = build
+        self.elements = found.elements
+        self.dependent = dependent
+        element = cast(TensorType, found.product.value.type).element_type
+        self.type: Attribute = f64 if element == f64 else f32
+
+    def write(self) -> tuple[AttentionOp, Domain, SSAValue]:
+        found = self.found
+        score, factors = self.scaled_product()
+        trial = Block(arg_types=[self.type])  # splits the atoms that have to be, before the domain is made of them
+        writer = self.writer(Builder(trial), lambda _: trial.args[0], lambda _: trial.args[0])
+        try:
+            writer.score(found.scores, score, trial.args[0])
+        finally:
+            _clear(trial)
+        query, key, value = (self.elements.at(e.value, e.axes) for e in (found.query, found.key, found.value))
+        domain = Domain(self.build, query, key, value, found.axes)
+        scale = self.scale(factors)
+
+        def region(build: Builder, argument: SSAValue, position: Callable[[Atom], SSAValue]) -> SSAValue:
+            return self.writer(build, position, domain.size).score(found.scores, score, argument)
+
+        out_type = cast(TensorType, found.out.type)
+        attention, out = build_attention(domain, (query, key, value), scale, found.axes, out_type, region)
+        return attention, domain, out
+
+    def writer(self, build: Builder, position: Callable[[Atom], SSAValue], size: Callable[[Atom], SSAValue]) -> RegionWriter:
+        keys = set(flat(self.found.keys))
+        rows = {atom for axis in self.found.axes for atom in flat(axis)}
+
+        def pairs(axes: Iterable[Axis]) -> bool:
+            atoms = {atom for axis in axes for atom in flat(axis)}
+            return bool(atoms & keys) and bool(atoms & rows)
+
+        return RegionWriter(build, self.elements, position, size, lambda value: value.owner in self.dependent, pairs)
+
+    # -- the scale --------------------------------------------------------------------------------------------------------
+
+    def scaled_product(self) -> tuple[Node, list[tuple[Node, bool]]]:
+        """The node that is the product times scalars alone, and those scalars; True: it is divided by that one."""
+        parents: dict[int, list[Apply]] = {}
+        seen: set[int] = set()
+
+        def visit(node: Node) -> None:
+            node = self.elements.head(node)
+            if id(node) in seen:
+                return
+            seen.add(id(node))
+            if isinstance(node, Apply):
+                for operand in node.operands:
+                    head = self.elements.head(operand)
+                    parents.setdefault(id(head), []).append(node)
+                    visit(head)
+
+        visit(self.found.scores)
+        node: Node = self.found.product
+        best, factors = node, [(factor, False) for factor in self.found.factors]
+        while len(above := parents.get(id(node), [])) == 1:
+            parent = above[0]
+            if parent.op.name in CASTS:
+                node = parent
+                continue
+            if parent.op.name not in ("arith.mulf", "arith.divf"):
+                break
+            place = 0 if self.elements.head(parent.operands[0]) is node else 1
+            other = parent.operands[1 - place]
+            if not self.is_scalar(other) or (place == 1 and parent.op.name == "arith.divf"):
+                break
+            factors.append((other, parent.op.name == "arith.divf"))
+            best = node = parent
+        return best, factors
+
+    def is_scalar(self, node: Node) -> bool:
+        """Whether a node is one number for all scores."""
+        node = self.elements.head(node)
+        if isinstance(node, Apply):
+            return all(self.is_scalar(operand) for operand in node.operands)
+        if isinstance(node, Element):
+            return node.value.owner not in self.dependent and not any(flat(axis) for axis in node.axes)
+        return not isinstance(node, Position)
+
+    def scale(self, factors: list[tuple[Node, bool]]) -> SSAValue:
+        """The product of the scalars, of the score's type."""
+        number, value = 1.0, None
+        for factor, divides in factors:
+            known = constant(self.elements.bare(factor))
+            if known is not None and not (divides and known == 0):
+                number = number / known if divides else number * known
+                continue
+            writer = RegionWriter(self.build, self.elements, _nowhere, _nowhere)
+            other = convert_float(self.build, writer.write(self.elements.head(factor)), self.type)
+            one = self.build.constant(1.0, self.type)
+            value = self.build.binary("divf" if divides else "mulf", one if value is None else value, other, "scale")
+        if value is None:
+            return self.build.constant(number, self.type, "scale")
+        return value if number == 1.0 else self.build.binary("mulf", value, self.build.constant(number, self.type), "scale")
+
+
+def _nowhere(atom: Atom) -> SSAValue:
+    raise NoMatch("the scale has dims")
