@@ -164,9 +164,11 @@ class Interpreter:
     def _tile_dim(self, op: tile.DimOp, values: Values) -> Any:
         return np.int64(values[op.buffer].shape[op.dimension.value.data])
 
-    def _access(self, buffer: np.ndarray, indices: Sequence[SSAValue], values: Values):
-        """Index arrays clamped into the buffer, and where they lay inside it."""
+    def _access(self, buffer: np.ndarray, indices: Sequence[SSAValue], values: Values, wrapped: bool = False):
+        """Index arrays clamped into the buffer, and where they lay inside it; negative ones from the end if `wrapped`."""
         arrays = np.broadcast_arrays(*(values[index] for index in indices))
+        if wrapped:
+            arrays = [np.where(array < 0, array + size, array) for array, size in zip(arrays, buffer.shape, strict=True)]
         shape = arrays[0].shape if arrays[0].ndim == 2 else (1, 1)
         arrays = [np.broadcast_to(array, shape) for array in arrays]
         inside = np.ones(shape, bool)
@@ -190,7 +192,10 @@ class Interpreter:
 
     def _tile_accumulate(self, op: tile.AccumulateOp, values: Values) -> None:
         buffer = values[op.buffer]
-        indices, inside = self._access(buffer, op.indices, values)
+        if not op.indices:
+            buffer[()] += values[op.tile].sum()
+            return
+        indices, inside = self._access(buffer, op.indices, values, op.wrapped is not None)
         tiles, inside = np.broadcast_arrays(values[op.tile], inside)
         indices = tuple(np.broadcast_to(index, inside.shape)[inside] for index in indices)
         np.add.at(buffer, indices, tiles[inside])

@@ -500,7 +500,8 @@ class AccumulateOp(IRDLOperation):
 
     `owners` are the grid dimensions in which tasks that add to the same element may differ: partial sums are kept apart by
     them and added in order, so that bits do not depend on threads. Tasks that differ in another dimension add to other
-    elements. The element types may differ: the sum is kept in the buffer's (f32 tiles into an f64 sum).
+    elements. The element types may differ: the sum is kept in the buffer's (f32 tiles into an f64 sum). What lies outside the
+    buffer is dropped; if `wrapped`, a negative index counts from the end, once.
     """
 
     name = "tile.accumulate"
@@ -508,13 +509,18 @@ class AccumulateOp(IRDLOperation):
     buffer = operand_def(MemRefType)
     indices = var_operand_def()
     owners = attr_def(ArrayAttr[IntegerAttr])
+    wrapped = opt_attr_def(UnitAttr)
     assembly_format = (
-        "$tile `into` $buffer `[` $indices `]` `owners` $owners attr-dict"
+        "$tile `into` $buffer `[` $indices `]` `owners` $owners (`wrapped` $wrapped^)? attr-dict"
         " `:` type($tile) `,` type($buffer) `,` `[` type($indices) `]`"
     )
 
-    def __init__(self, tile: SSAValue, buffer: SSAValue, indices: Sequence[SSAValue], owners: Sequence[int]):
-        attributes = {"owners": ArrayAttr([IntegerAttr(owner, i64) for owner in owners])}
+    def __init__(
+        self, tile: SSAValue, buffer: SSAValue, indices: Sequence[SSAValue], owners: Sequence[int], wrapped: bool = False
+    ):
+        attributes: dict[str, Attribute] = {"owners": ArrayAttr([IntegerAttr(owner, i64) for owner in owners])}
+        if wrapped:
+            attributes["wrapped"] = UnitAttr()
         super().__init__(operands=[tile, buffer, indices], attributes=attributes)
 
     def verify_(self):

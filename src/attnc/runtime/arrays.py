@@ -63,7 +63,7 @@ def buffer_words(argument: Argument, array: Any, shape: Sequence[int] | None = N
                 remedy="the kernel was compiled for that length: lower it anew for another one",
             )
     for dim, (size, stride, fixed) in enumerate(zip(sizes, strides, argument.fixed_strides, strict=True)):
-        if fixed is not None and stride != fixed and size > 1:
+        if fixed is not None and stride != fixed and size > 1 and 0 not in sizes:
             raise ShapeError(
                 f"{argument.describe()}: dim {dim} has stride {stride}, not {fixed}",
                 remedy="the kernel was compiled for that stride: pass a contiguous copy, or lower it anew for this layout",

@@ -4,13 +4,17 @@
     for each key block        classify; for its class: stage right-hand operands, then for each strip of rows the segments
     rows after the loop       (normalise, store)
 
+A loop may have rows of its own (backward attention: a task owns keys, and walks over the queries); see `row_space`.
+
 If a product had a `where`, its result is checked after the loop; one that is not finite may be `0 * NaN` of a dead element, so
-the task runs once more with the careful product. Finite results prove that nothing leaked.
+the task runs once more with the careful product. Finite results prove that nothing leaked. (What tasks share was added to by
+then, and is not again.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from xdsl.dialects.builtin import MemRefType
@@ -18,11 +22,13 @@ from xdsl.ir import Operation, SSAValue
 
 from attnc.analysis.machine import register_tile
 from attnc.codegen.llvm import leaves
-from attnc.codegen.llvm.in_place import in_place
+from attnc.codegen.llvm.extents import Columns
+from attnc.codegen.llvm.in_place import InPlace, in_place
 from attnc.codegen.llvm.operations import RegionEmitter
-from attnc.codegen.llvm.program import Program, build_program, columns_of, is_tile, straight_line
+from attnc.codegen.llvm.program import Group, Program, build_program, columns_of, is_tile, right_hand_sources, straight_line
 from attnc.codegen.llvm.rows import RowEmitter
-from attnc.codegen.llvm.staging import Staging, right_operand
+from attnc.codegen.llvm.shared_sums import SharedSums
+from attnc.codegen.llvm.staging import Panels, Staging, right_operand
 from attnc.codegen.llvm.storage import Storage, element_of
 from attnc.codegen.llvm.trim import column_bounds, trimmed
 from attnc.codegen.llvm.values import BLOCK, Value, element_type, storage_bytes
@@ -37,6 +43,19 @@ SMALL_TASK = 3
 """So many register tiles of rows are one strip."""
 
 
+@dataclass
+class RowSpace:
+    """Rows that a program runs over: those of the task, or those of one round of a loop. `size` of them, `padded` to whole
+    register tiles, `strip` at a time; `count` of them are there (an i64). `apart`: elements between the rows of tiles that all
+    of them have in scratch, beyond the row itself, so that they do not all fall into the same sets of the cache."""
+
+    size: int
+    padded: int
+    strip: int
+    count: str = ""
+    apart: int = 0
+
+
 class BodyEmitter:
     """Emits one task, at the function's current position, for the grid coordinates in `region.values`."""
 
@@ -44,17 +63,28 @@ class BodyEmitter:
         self.kernel, self.region, self.f = kernel, region, region.f
         self.scratch = scratch
         self.staging = Staging(kernel, region, shared, scratch)
-        strip, vectors = register_tile(kernel.target, kernel.bits)
+        self.register_rows, vectors = register_tile(kernel.target, kernel.bits)
         self.panel = vectors * kernel.width
         self.called: set[str] = set()
         self.declarations: set[str] = set()
         self.storages: dict[SSAValue, Storage] = {}
-        self.careful = ""
+        self.careful = self.first_time = ""
         self.row_dim, self.task_rows = kernel.row_dimension()
-        self.padded_rows = -(-self.task_rows // strip) * strip
-        # The rows of a small task go together: what they read in place is then read once.
-        self.strip_rows = self.padded_rows if self.padded_rows <= SMALL_TASK * strip else strip
+        self.space = self.task_space = self._space(self.task_rows)
+        self.shared_sums = SharedSums(kernel, region, shared)
+        self.task_panels: dict[tuple[SSAValue, bool], Panels] = {}
         self.rows = RowEmitter(self)
+
+    def _space(self, size: int) -> RowSpace:
+        strip = self.register_rows
+        padded = -(-size // strip) * strip
+        # The rows of a small task go together: what they read in place is then read once.
+        return RowSpace(size, padded, padded if padded <= SMALL_TASK * strip else strip)
+
+    @property
+    def row_count(self) -> str:
+        """How many rows there are (an i64)."""
+        return self.space.count
 
     # -- scratch ------------------------------------------------------------------------------------------------------
     def allocate(self, value: SSAValue, task: bool, wide: bool) -> Storage:
@@ -63,7 +93,8 @@ class BodyEmitter:
         type_ = element_of(value)
         columns = columns_of(value)
         stride = -(-columns // self.panel) * self.panel if wide or columns > 1 else 1
-        rows = self.padded_rows if task else self.strip_rows
+        stride += self.space.apart if task and stride > 1 else 0
+        rows = self.space.padded if task else self.space.strip
         offset = self.kernel.reserve((rows * stride + self.panel) * storage_bytes(type_))
         with self.f.at_entry():
             pointer = self.f.pointer(self.scratch, offset)
@@ -91,11 +122,13 @@ class BodyEmitter:
         f.branch(again)
         f.place(again)
         self.careful = f.emit(f"icmp ne i64 {f.load('i64', flag, 8)}, 0")
-        self.row_count = str(self.task_rows)
+        self.first_time = self.shared_sums.first_time = f.emit(f"xor i1 {self.careful}, true")
+        self.space = self.task_space
+        self.space.count = str(self.task_rows)
         if self.row_dim is not None:
             bound, start = self.kernel.grid.bounds[self.row_dim], block.args[self.row_dim]
             left = f.sub(region.scalar(bound), region.scalar(start))
-            self.row_count = region.intrinsic("umin", "i64", False, [left, str(self.task_rows)])
+            self.space.count = region.intrinsic("umin", "i64", False, [left, str(self.task_rows)])
         ops, _, alias = straight_line(block, None)
         parts: list[list[Operation] | tile.ForOp] = [[]]
         for op in ops:
@@ -119,9 +152,13 @@ class BodyEmitter:
             for result in op.results
             if is_tile(result) and any(not self._within(use.operation, mine) for use in result.uses)
         }
-        program = build_program(ops, [], alias, outside)
+        dots = [op for op in self.kernel.grid.walk() if isinstance(op, tile.DotOp) and op.transpose_lhs is None]
+        elsewhere = {source for dot in dots if dot not in mine for source in right_hand_sources(dot, lambda value: value)}
+        program = build_program(ops, [], alias, outside, elsewhere)
+        if program.sums:
+            raise LoweringError("a tile.dot with a transposed left operand belongs in a tile.for that has rows of its own")
         self._scalars(program)
-        self._run(program, outside, None)
+        self._run(program, outside, (), None, True)
 
     @staticmethod
     def _within(op: Operation, ops: set[Operation]) -> bool:
@@ -153,15 +190,65 @@ class BodyEmitter:
             self.storages[result] = self.storages[argument]
         region.depths[position] = BLOCK
         step = loop.step.value.data
+        rows = self._row_space(loop, list(programs.values()))
+        self._task_panels(loop, list(programs.values()))
 
         def inside(i: str, _: list[str]) -> None:
             region.values[position] = Value(position.type, i)
+            self.shared_sums.round = f.emit(f"udiv i64 {f.sub(i, region.scalar(loop.lower))}, {step}")
             left = f.sub(region.scalar(loop.upper), i)
             limited = region.intrinsic("umin", "i64", False, [left, str(step)])
-            self._block(loop, programs, limited)
+            if rows is None:
+                self._block(loop, programs, carried, Columns(position, step, "0", limited))
+            else:
+                rows.count = limited
+                self.space = rows
+                self._block(loop, programs, (), self._task_columns())
+                self.space = self.task_space
+            self.shared_sums.end_round(loop)
 
         f.loop(region.scalar(loop.lower), region.scalar(loop.upper), step, inside, hint="block")
         self._check(loop, programs, flag, again)
+
+    def _row_space(self, loop: tile.ForOp, programs: list[Program]) -> RowSpace | None:
+        """The rows of a loop that has its own: row operations use an Rx1 iota that counts from its position. Raises
+        LoweringError if it carries what is no sum over them."""
+        position, *carried = loop.body.block.args
+        step = loop.step.value.data
+        own = False
+        for program in programs:
+            used = [op for segment in program.segments if isinstance(segment, Group) for op in segment.ops]
+            sources = [program.resolve(operand).owner for op in used for operand in op.operands if is_tile(operand)]
+            iotas = [op for op in sources if isinstance(op, tile.IotaOp) and op.offset is position]
+            own |= any(tile.shape_of(op.result) == (step, 1) for op in iotas) or bool(program.sums)
+        if not own:
+            return None
+        for program in programs:
+            for n, output in enumerate(program.outputs):
+                value = output
+                while value.owner in program.sums:
+                    value = program.resolve(value.owner.acc) if value.owner.acc is not None else value  # type: ignore
+                if value is not carried[n]:
+                    raise LoweringError("a tile.for with rows of its own carries sums over them: tile.dot transposed ... onto")
+        space = self._space(step)
+        space.apart = self.kernel.width
+        return space
+
+    def _task_columns(self) -> Columns | None:
+        """The task's own positions, where they are the columns of a loop's tiles."""
+        if self.row_dim is None:
+            return None
+        position = self.kernel.grid.body.block.args[self.row_dim]
+        return Columns(position, self.task_rows, "0", self.task_space.count)
+
+    def _task_panels(self, loop: tile.ForOp, programs: list[Program]) -> None:
+        """Pack right-hand operands that are the same in every round."""
+        for program in programs:
+            for dot in program.dots:
+                operand, key = right_operand(dot, program.resolve)
+                outside = operand.load.parent is not loop.body.block and operand.load.parent is self.kernel.grid.body.block
+                if outside and operand.lifetime != "grid" and (key, operand.transposed) not in self.task_panels:
+                    self.task_panels[key, operand.transposed] = self.staging.panels(operand, key)
 
     def _carries(self, loop: tile.ForOp, carried: Sequence[SSAValue], programs: list[Program]) -> None:
         """Give each carried tile its place and its first value."""
@@ -173,12 +260,19 @@ class BodyEmitter:
             copies.append((init, self.storages[argument]))
         self.rows.copy_all(copies)
 
-    def _block(self, loop: tile.ForOp, programs: dict[str | None, Program], limited: str) -> None:
+    def _block(
+        self,
+        loop: tile.ForOp,
+        programs: dict[str | None, Program],
+        replaced: Sequence[SSAValue],
+        columns: Columns | None,
+    ) -> None:
+        """One round of a loop: `replaced` are carried tiles whose rows are the programs' own."""
         f, region = self.f, self.region
         first = next(iter(programs.values()))
         if None in programs:
             self._scalars(first)
-            self._run(first, set(), (loop, "0", limited))
+            self._run(first, set(), replaced, columns)
             return
         # Scalars of all ways are written before the choice: they are cheap and have no effects.
         done: set[Operation] = set()
@@ -199,17 +293,20 @@ class BodyEmitter:
             program = programs[name]
             if program.has_rows or program.outputs != carried:
                 ways.setdefault(program.key, (program, []))[1].append(number)
-        bounds = column_bounds(classes[0], loop) if programs["empty"].outputs == carried else None
+        bounds = None
+        if columns is not None and programs["empty"].outputs == carried:
+            bounds = column_bounds(classes[0], columns.position, columns.count)
         end = f.new_block("classified")
         blocks = [(f.new_block("class"), program, numbers) for program, numbers in ways.values()]
         targets = " ".join(f"i32 {n}, label %{label}" for label, _, numbers in blocks for n in numbers)
         f.do(f"switch i32 {label_of}, label %{end} [ {targets} ]")
         for label, program, numbers in blocks:
             f.place(label)
-            start, stop = "0", limited
-            if bounds is not None and tile.PARTIAL in numbers and tile.FULL not in numbers:
-                start, stop = self._trimmed(classes[0], bounds, limited)
-            self._run(program, set(), (loop, start, stop))
+            here = columns
+            if bounds is not None and columns is not None and tile.PARTIAL in numbers and tile.FULL not in numbers:
+                here = replace(columns)
+                here.start, here.stop = self._trimmed(classes[0], bounds, columns.stop)
+            self._run(program, set(), replaced, here)
             f.branch(end)
         f.place(end)
 
@@ -252,30 +349,40 @@ class BodyEmitter:
             matrix = f"ptr {storage.pointer}, i64 {storage.stride}, i64 {self.row_count}, i64 {columns}"
             finite = f.emit(f"call i32 @{self.leaf_symbols().finite}({matrix})")
             leaked = f.emit(f"icmp eq i32 {finite}, 0")
-            first_time = f.emit(f"xor i1 {self.careful}, true")
             redo, go_on = f.new_block("careful"), f.new_block("finite")
-            f.branch_if(f.both(leaked, first_time), redo, go_on)
+            f.branch_if(f.both(leaked, self.first_time), redo, go_on)
             f.place(redo)
             f.store("i64", "1", flag, 8)
             f.branch(again)
             f.place(go_on)
 
     # -- programs -----------------------------------------------------------------------------------------------------
-    def _run(self, program: Program, outside: set[SSAValue], loop: tuple[tile.ForOp, str, str] | None) -> None:
+    def _run(
+        self,
+        program: Program,
+        outside: set[SSAValue],
+        replaced: Sequence[SSAValue],
+        columns: Columns | None,
+        task_level: bool = False,
+    ) -> None:
         """Stage right-hand operands, then run every strip of rows through the segments."""
-        if not program.has_rows and (loop is None or program.outputs == list(loop[0].body.block.args[1:])):
+        if not program.has_rows and (task_level or not replaced or program.outputs == list(replaced)):
             return
         f = self.f
-        panels = {}
+        panels: dict[tuple[SSAValue, bool], Panels | InPlace] = dict(self.task_panels)
+        chosen: dict[tile.DotOp, Panels | InPlace] = {}
         for dot in program.dots:
             operand, key = right_operand(dot, program.resolve)
-            if key not in panels:
-                panels[key] = in_place(self.staging, dot, operand, key) or self.staging.panels(operand, key)
-        self.rows.begin(program, outside, loop, {dot: panels[program.resolve(dot.rhs)] for dot in program.dots})
+            place = key, operand.transposed
+            if place not in panels:
+                panels[place] = in_place(self.staging, dot, operand, key) or self.staging.panels(operand, key)
+            chosen[dot] = panels[place]
+        self.rows.begin(program, outside, replaced, columns, chosen, task_level)
 
         def strip(start: str, _: list[str]) -> None:
             left = f.sub(self.row_count, start)
-            count = self.region.intrinsic("umin", "i64", False, [left, str(self.strip_rows)])
+            count = self.region.intrinsic("umin", "i64", False, [left, str(self.space.strip)])
             self.rows.strip(start, count)
 
-        f.loop("0", self.row_count, self.strip_rows, strip, hint="strip")
+        f.loop("0", self.row_count, self.space.strip, strip, hint="strip")
+        self.rows.sums()

@@ -1,6 +1,8 @@
-"""Which columns of a tile matter: all, or those that are left of the loop's block."""
+"""Which columns of a tile matter: all, or those that are left of a block of positions."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from xdsl.ir import SSAValue
 
@@ -8,24 +10,33 @@ from attnc.codegen.llvm.program import Program, columns_of, is_tile
 from attnc.dialects import tile
 
 
-class Extents:
-    """Column ranges in one program. In the body of `loop`, only columns [start, limit) of its block matter (two i64)."""
+@dataclass
+class Columns:
+    """A block of `count` positions from `position` on, as columns of tiles, of which only [start, stop) (two i64) matter."""
 
-    def __init__(self, program: Program, loop: tile.ForOp | None, start: str, limit: str):
-        self.program, self.loop, self.first, self.limit = program, loop, start, limit
+    position: SSAValue
+    count: int
+    start: str
+    stop: str
+
+
+class Extents:
+    """Column ranges in one program: where a tile's columns are the positions of `block`, only some of them matter."""
+
+    def __init__(self, program: Program, block: Columns | None):
+        self.program, self.block = program, block
         self.limited: dict[SSAValue, bool] = {}
 
     def is_limited(self, value: SSAValue) -> bool:
-        """Whether a tile's columns are the positions of the loop's block, so that those beyond its end may be left out."""
+        """Whether a tile's columns are the positions of the block, so that those beyond its end may be left out."""
         value = self.program.resolve(value)
-        if self.loop is None or columns_of(value) == 1:
+        if self.block is None or columns_of(value) == 1:
             return False
         if value not in self.limited:
             self.limited[value] = self._find_limited(value)
         return self.limited[value]
 
     def _find_limited(self, value: SSAValue) -> bool:
-        assert self.loop is not None
         source = value.owner
         if isinstance(source, tile.IotaOp):
             return self._counts_positions(source, columns_of(value))
@@ -49,12 +60,12 @@ class Extents:
 
     def start(self, value: SSAValue) -> str:
         """The first column of a tile that matters, a multiple of every panel's width."""
-        return self.first if self.is_limited(value) else "0"
+        return self.block.start if self.block is not None and self.is_limited(value) else "0"
 
     def extent(self, value: SSAValue) -> str:
         """How many columns of a tile there are: the end of those that matter."""
-        return self.limit if self.is_limited(value) else str(columns_of(value))
+        return self.block.stop if self.block is not None and self.is_limited(value) else str(columns_of(value))
 
     def _counts_positions(self, iota: tile.IotaOp, columns: int) -> bool:
-        assert self.loop is not None
-        return iota.offset is self.loop.body.block.args[0] and columns == self.loop.step.value.data
+        assert self.block is not None
+        return iota.offset is self.block.position and columns == self.block.count

@@ -115,7 +115,7 @@ def _gather_run(
     to_end = e.f.emit(f"icmp ult i64 {high}, {buffer.sizes[d]}")
     inside = e.f.both(from_zero, to_end)
     for narrow in index.widened():
-        inside = e.f.both(inside, _is_run(e, narrow))
+        inside = e.f.both(inside, is_run(e, narrow))
     offset = low
     for other, position in enumerate(indices):
         if other == d:
@@ -153,7 +153,7 @@ def _gather_run(
     e.define(op.results[0], joined[0], True)
 
 
-def _is_run(e: RegionValues, value: Value) -> str:
+def is_run(e: RegionValues, value: Value) -> str:
     """Whether no lane of an affine value wraps around in its own type: whether its last lane is where the first one and the
     step say."""
     reach = value.step * (e.width - 1)

@@ -80,7 +80,7 @@ def emit_in_place(rows: RowEmitter, dot: tile.DotOp, right: InPlace, strips: Str
     else:
         symbol, text = accumulate_in_place(right.source, kernel.element, right.operand.columns, kernel.target)
         call = f"{operands}, ptr {factor}, i64 {valid}, i64 {rows.count}"
-    kernel.in_place[symbol] = text
+    kernel.more_leaves[symbol] = text
     types = ", ".join(word.split(" ")[0] for word in call.split(", "))
     rows.body.declarations.add(f"declare void @{symbol}({types})")
     f.do(f"call void @{symbol}({call})")

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 
 from xdsl.dialects.builtin import Float32Type, IndexType, IntegerType, MemRefType, ModuleOp
 from xdsl.dialects.func import FuncOp
-from xdsl.ir import Block, Operation
+from xdsl.ir import Block
 
 from attnc.codegen.llvm import leaves
 from attnc.codegen.llvm.body import BodyEmitter
 from attnc.codegen.llvm.classify import emit_function
 from attnc.codegen.llvm.operations import RegionEmitter
+from attnc.codegen.llvm.shared_sums import SharedSums, lag_of, loop_of
 from attnc.codegen.llvm.staging import Staging
 from attnc.codegen.llvm.storage import element_of
 from attnc.codegen.llvm.text import Function
@@ -120,7 +121,7 @@ class KernelEmitter:
         self.bits = 64 if self.element == "double" else 32
         self.width = target.lanes(self.bits)
         self.pack_sources: set[str] = set()
-        self.in_place: dict[str, str] = {}
+        self.more_leaves: dict[str, str] = {}
         self.uses_products = self.uses_pairs = False
         self.scratch_bytes = 0
 
@@ -175,7 +176,10 @@ class KernelEmitter:
             slot = work.emit(f"atomicrmw add ptr {work.pointer('%context', CONTEXT_SLOT, 'i64')}, i64 1 monotonic, align 8")
             scratch = work.pointer(base, work.emit(f"mul i64 {slot}, {stride}"))
         body = BodyEmitter(self, region, scratch, shared)
-        body.staging.layout(region)
+        body.staging.layout(region, body.shared_sums.layout())
+        pieces = body.shared_sums.pieces()
+        with work.at_entry():
+            real = work.sub(tasks, pieces)
         counter = work.pointer("%context", CONTEXT_TASK, "i64")
         head, task_block, done = work.new_block("next"), work.new_block("task"), work.new_block("done")
         work.branch(head)
@@ -183,8 +187,16 @@ class KernelEmitter:
         taken = work.emit(f"atomicrmw add ptr {counter}, i64 1 monotonic, align 8")
         work.branch_if(work.emit(f"icmp slt i64 {taken}, {tasks}"), task_block, done)
         work.place(task_block)
-        self._coordinates(region, taken, tasks)
+        if pieces != "0":
+            grid_task, merge = work.new_block("grid"), work.new_block("merge")
+            work.branch_if(work.emit(f"icmp slt i64 {taken}, {real}"), grid_task, merge)
+            work.place(merge)
+            body.shared_sums.merge(work.sub(taken, real), real)
+            work.branch(head)
+            work.place(grid_task)
+        body.shared_sums.begin(*self._coordinates(region, taken, real), self.task_order())
         body.emit_task()
+        body.shared_sums.end_task()
         work.branch(head)
         work.place(done)
         plan, wanted = self._plan()
@@ -206,7 +218,7 @@ class KernelEmitter:
             raise LoweringError(f"the right-hand operands of a kernel must be of one element type, not {sources}")
         text = leaves.define(sources[0], self.element, self.target)[1]
         text = leaves.join([text, leaves.pairs(self.target)]) if self.uses_pairs else text
-        return {"panels": text, **self.in_place}
+        return {"panels": text, **self.more_leaves}
 
     def emit_kernel_scalars(self, region: RegionEmitter) -> None:
         """Scalar operations outside the grid."""
@@ -218,24 +230,41 @@ class KernelEmitter:
             for result in op.results:
                 region.depths[result] = KERNEL
 
-    def _coordinates(self, region: RegionEmitter, taken: str, tasks: str) -> None:
-        """From a task's number to its place in the grid; the last dimension runs fastest."""
+    def task_order(self) -> list[int]:
+        """The grid's dimensions, from the one that changes least as tasks are taken. Those in which tasks follow each other
+        round by round come first, so that such tasks are far apart."""
+        owners = {
+            owner.value.data
+            for op in self.grid.body.walk()
+            if isinstance(op, tile.AccumulateOp) and lag_of(op, loop_of(op)) is not None
+            for owner in op.owners
+        }
+        first = [d for d in range(len(self.grid.bounds)) if d in owners]
+        if len(first) == len(self.grid.bounds):
+            first = []
+        return first + [d for d in range(len(self.grid.bounds)) if d not in first]
+
+    def _coordinates(self, region: RegionEmitter, taken: str, tasks: str) -> tuple[list[str], list[str]]:
+        """From a task's number to its place in the grid: in each dimension, how many steps in, and how many there are."""
         f = region.f
         if self.grid.descending is not None:
             taken = f.sub(f.sub(tasks, 1), taken)
         steps = self.grid.step_values
-        counts = [self._count(region, n) for n in range(len(steps))]
-        for n in reversed(range(len(steps))):
-            place = taken
-            if n > 0:
-                place = f.emit(f"urem i64 {taken}, {counts[n]}")
-                taken = f.emit(f"udiv i64 {taken}, {counts[n]}")
+        counts = [self.count(region, n) for n in range(len(steps))]
+        places = [""] * len(steps)
+        first, *inner = self.task_order()
+        for n in reversed(inner):
+            places[n] = f.emit(f"urem i64 {taken}, {counts[n]}")
+            taken = f.emit(f"udiv i64 {taken}, {counts[n]}")
+        places[first] = taken
+        for n, place in enumerate(places):
             argument = self.grid.body.block.args[n]
             position = place if steps[n] == 1 else f.mul(place, steps[n])
             region.values[argument] = Value(argument.type, position)
             region.depths[argument] = BLOCK
+        return places, counts
 
-    def _count(self, region: RegionEmitter, n: int) -> str:
+    def count(self, region: RegionEmitter, n: int) -> str:
         """How many steps the grid takes in dimension n."""
         step = self.grid.step_values[n]
         with region.f.at_entry():
@@ -248,17 +277,18 @@ class KernelEmitter:
         region = RegionEmitter(f, self.width, self.target)
         load_arguments(region, "%args", self.kernel.body.block)
         self.emit_kernel_scalars(region)
-        staging = Staging(self, region)
-        zero_bytes, all_bytes = staging.layout(region)
+        sums = SharedSums(self, region)
+        zero_bytes, all_bytes = Staging(self, region).layout(region, sums.layout())
         tasks = points = "1"
         for n in range(len(self.grid.bounds)):
-            tasks = f.mul(tasks, self._count(region, n))
+            tasks = f.mul(tasks, self.count(region, n))
             points = f.mul(points, region.scalar(self.grid.bounds[n]))
         flops = "0"
         for op in self.kernel.walk():
             if isinstance(op, tile.DotOp):
                 rows = self._rows_worth(region, op)
                 flops = f.add(flops, f.mul(f.mul(points, rows), self._row_flops(region, op)))
+        tasks = f.add(tasks, sums.pieces())
         for n, value in enumerate((tasks, all_bytes, zero_bytes, flops)):
             f.store("i64", value, f.pointer("%result", n, "i64"), 8)
         return f.finish(), region.declarations
@@ -273,14 +303,12 @@ class KernelEmitter:
         return region.intrinsic("umax", "i64", False, [region.f.emit(f"udiv i64 {ROWS_WHILE_READING}, {rows}"), "1"])
 
     def _row_flops(self, region: RegionEmitter, dot: tile.DotOp) -> str:
-        """2 · columns · depth for one row, times the rounds of the loop around it."""
-        _, columns = tile.shape_of(dot.result)
+        """2 · columns · depth for one row of the task, times the rounds of the loop around it."""
+        result_rows, columns = tile.shape_of(dot.result)
         rows, inner = tile.shape_of(dot.lhs)
         depth = rows if dot.transpose_lhs is not None else inner
-        loop: Operation | None = dot.parent_op()
-        while loop is not None and not isinstance(loop, tile.ForOp | tile.GridOp):
-            loop = loop.parent_op()
-        work = 2 * columns * depth
+        loop = loop_of(dot)
+        work = -(-2 * result_rows * columns * depth // self.row_dimension()[1])
         if isinstance(loop, tile.ForOp):
             step = loop.step.value.data
             if loop.upper in region.values:

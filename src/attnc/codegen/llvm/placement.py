@@ -14,7 +14,8 @@ from attnc.dialects import tile
 
 class Placement:
     """Places for the values of one program. `storages` is the whole task's; `outside` are values that later programs read;
-    `carried` the carried tiles of the loop around (none outside of loops, where places hold all rows of the task)."""
+    `carried` the carried tiles of the loop around (none outside of loops, where places hold all rows of the task). In a loop,
+    places hold the rows of a strip, but for what the sums over all rows read."""
 
     def __init__(
         self,
@@ -27,6 +28,8 @@ class Placement:
     ):
         self.program, self.storages, self.allocate = program, storages, allocate
         self.outside, self.carried, self.task_level = outside, list(carried), task_level
+        self.flags: dict[SSAValue, Storage] = {}
+        self.all_rows = {program.resolve(operand) for dot in program.sums for operand in (dot.lhs, dot.rhs)}
 
     def place(self, op: Operation, group: Group) -> None:
         """Room in scratch for an operation's result, where other loops or products want it."""
@@ -39,25 +42,35 @@ class Placement:
         for user in users:
             same = user in group.phase
             later = not same or group.phase[user] > group.phase[op]
-            if columns_of(result) == 1:
-                needed |= not same
-            else:
-                needed |= later or user in self.program.careful
+            needed |= user in self.program.lives or (not same if columns_of(result) == 1 else later)
         for dot, (_, factor) in self.program.absorbed.items():
             needed |= factor is result and dot is not None
         if not needed or result in self.storages:
             return
         reused = self._reusable(op, group)
-        self.storages[result] = reused or self.allocate(result, self.task_level, wide)
+        self.storages[result] = reused or self.allocate(result, self.task_level or result in self.all_rows, wide)
+
+    def live(self, dot: tile.DotOp) -> Storage:
+        """Where to write the flags of a product's `where`."""
+        assert dot.live is not None
+        value = self.program.resolve(dot.live)
+        if value not in self.flags:
+            all_rows = any(other.live is not None and self.program.resolve(other.live) is value for other in self.program.sums)
+            self.flags[value] = self.allocate(value, self.task_level or all_rows, True)
+        return self.flags[value]
 
     def _is_matrix(self, dot: tile.DotOp, value: SSAValue) -> bool:
         resolve = self.program.resolve
-        return any(operand is not None and resolve(operand) is value for operand in (dot.lhs, dot.acc, dot.live))
+        if dot.live is not None and resolve(dot.live) is value and value.owner not in self.program.lives:
+            return True
+        if dot.transpose_lhs is not None and resolve(dot.rhs) is value:
+            return True
+        return any(operand is not None and resolve(operand) is value for operand in (dot.lhs, dot.acc))
 
     def _reusable(self, op: Operation, group: Group) -> Storage | None:
         """The place of an input that nobody reads after this operation has."""
         result = op.results[0]
-        if self.task_level or not isinstance(op, tile.MapOp) or columns_of(result) == 1:
+        if self.task_level or not isinstance(op, tile.MapOp) or columns_of(result) == 1 or result in self.all_rows:
             return None
         for value in op.inputs:
             value = self.program.resolve(value)
@@ -72,6 +85,8 @@ class Placement:
         return None
 
     def _finished(self, user: Operation, op: Operation, group: Group) -> bool:
+        if user in self.program.lives:
+            return False  # done again whenever a careful product is
         if user not in group.phase:
             # Earlier segments have run; later ones have not.
             return any(
@@ -80,7 +95,7 @@ class Placement:
             )
         if group.phase[user] != group.phase[op]:
             return group.phase[user] < group.phase[op]
-        return user not in self.program.careful and group.ops.index(user) < group.ops.index(op)
+        return group.ops.index(user) < group.ops.index(op)
 
     def accumulator(self, dot: tile.DotOp) -> tuple[Storage, SSAValue | None]:
         """Where a product goes: onto its accumulator's own place if nobody else reads that; else somewhere of its own, where

@@ -8,6 +8,7 @@ from xdsl.dialects.builtin import BFloat16Type
 
 from attnc.codegen.llvm import leaves_pairs
 from attnc.codegen.llvm.in_place import InPlace, Strips, emit_in_place
+from attnc.codegen.llvm.leaves_transposed import dot_transposed, dot_transposed_careful
 from attnc.codegen.llvm.staging import Panels
 from attnc.codegen.llvm.storage import Storage, element_of
 from attnc.codegen.llvm.text import Function
@@ -30,8 +31,6 @@ def emit_dot(rows: RowEmitter, dot: tile.DotOp, right: Panels | InPlace) -> None
         return
     if element_type(left.type) != body.kernel.element:
         raise LoweringError(f"tile.dot: the left operand is of {left.type}, the product of {element_of(dot.result)}")
-    if dot.live is not None and dot.acc is None:
-        raise LoweringError("tile.dot with `where` needs an accumulator (`onto`)")
     inner, outer = program.resolve(dot.lhs), dot.result
     skipped, depth = rows.extents.start(inner), f.sub(rows.extents.extent(inner), rows.extents.start(inner))
     first, columns = rows.extents.start(outer), f.sub(rows.extents.extent(outer), rows.extents.start(outer))
@@ -68,15 +67,60 @@ def emit_dot(rows: RowEmitter, dot: tile.DotOp, right: Panels | InPlace) -> None
     def careful() -> None:
         assert dot.live is not None
         panels = right if isinstance(right, Panels) else body.staging.panels(right.operand, right.key)
-        live = rows.storage(program.resolve(dot.live))
-        alive = f"ptr {f.pointer(live.pointer, skipped, live.element)}, i64 {live.stride}"
+        live = rows.live(dot)
+        alive = f"ptr {f.pointer(_strip_of(f, live, rows.start), skipped, live.element)}, i64 {live.stride}"
+        if dot.acc is None:
+            f.do(f"call void @{leaf.dot_rows}({operands(panels)}, i64 {panel_count}, i64 {rows.count}, i64 0)")
         sizes = f"i64 {depth}, i64 {rows.count}, i64 {panel_count}"
         f.do(f"call void @{leaf.dot_accumulate_careful}({operands(panels)}, ptr {factor}, {sizes}, {alive})")
 
     if dot.live is None:
         fast()
+    elif dot.acc is None:
+        # Nothing is added to, so it can be done again on the spot.
+        fast()
+        result = f"ptr {f.pointer(_strip_of(f, out, rows.start), first, out.element)}, i64 {out.stride}"
+        finite = f.emit(f"call i32 @{leaf.finite}({result}, i64 {rows.count}, i64 {columns})")
+        f.when(f.emit(f"icmp eq i32 {finite}, 0"), careful)
     else:
         f.when(body.careful, careful, fast)
+
+
+def emit_sum(rows: RowEmitter, dot: tile.DotOp) -> None:
+    """Write a product whose left operand is read transposed, over all rows at hand, onto a tile that the loop carries."""
+    body, f, program = rows.body, rows.f, rows.program
+    target, element = body.kernel.target, body.kernel.element
+    left, right = (rows.storage(program.resolve(operand)) for operand in (dot.lhs, dot.rhs))
+    for operand, storage in ((dot.lhs, left), (dot.rhs, right)):
+        if element_type(storage.type) != element or not storage.task:
+            raise LoweringError(f"tile.dot: {operand.type} cannot be summed over its rows in {element_of(dot.result)}")
+    assert dot.acc is not None
+    out = rows.storages[dot.result] = rows.storage(program.resolve(dot.acc))
+    columns = program.resolve(dot.lhs)
+    first = rows.extents.start(columns)
+    count = f.sub(rows.extents.extent(columns), first)
+    panels = -(-tile.shape_of(dot.result)[1] // body.panel)
+    to = f.pointer(out.pointer, f.mul(first, out.stride), element)
+    operands = (
+        f"ptr {f.pointer(left.pointer, first, element)}, i64 {left.stride}, ptr {right.pointer}, i64 {right.stride}, "
+        f"ptr {to}, i64 {out.stride}, i64 {body.row_count}, i64 {count}, i64 {panels}"
+    )
+
+    def call(leaf: tuple[str, str], arguments: str) -> None:
+        symbol, text = leaf
+        body.kernel.more_leaves[symbol] = text
+        body.declarations.add(f"declare void @{symbol}({', '.join(word.split(' ')[0] for word in arguments.split(', '))})")
+        f.do(f"call void @{symbol}({arguments})")
+
+    def careful() -> None:
+        live = rows.placement.live(dot)
+        alive = f"ptr {f.pointer(live.pointer, first, live.element)}, i64 {live.stride}"
+        call(dot_transposed_careful(element, target), f"{operands}, {alive}")
+
+    if dot.live is None:
+        call(dot_transposed(element, target), operands)
+    else:
+        f.when(body.careful, careful, lambda: call(dot_transposed(element, target), operands))
 
 
 def _emit_pairs(rows: RowEmitter, dot: tile.DotOp, panels: Panels, left: Storage) -> None:

@@ -7,7 +7,7 @@ to run on one strip of rows after another, in `Segment`s that end at each `tile.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 
 from xdsl.dialects.builtin import TensorType
@@ -50,10 +50,12 @@ class Program:
     outputs: list[SSAValue]
     alias: dict[SSAValue, SSAValue]
     users: dict[SSAValue, list[Operation]]
-    careful: set[Operation]
-    """Operations whose results only the careful product wants (`where`)."""
+    lives: set[tile.MapOp]
+    """Maps that say where a product has a `where`: done afresh, from what they need, when a careful product is."""
     absorbed: dict[tile.DotOp, tuple[SSAValue, SSAValue]]
     """`dot onto (carried * rescale)`: the product scales while it loads; (what is scaled, the rows' factors)."""
+    sums: list[tile.DotOp] = field(default_factory=list)
+    """Products whose left operand is read transposed: over all rows, after all strips."""
 
     def resolve(self, value: SSAValue) -> SSAValue:
         """What a value is on this way through the cases."""
@@ -64,14 +66,14 @@ class Program:
     @property
     def key(self) -> tuple[object, ...]:
         """Equal for two classes that take the same way."""
-        ops: list[object] = []
+        ops: list[object] = [id(dot) for dot in self.sums]
         for segment in self.segments:
             ops.extend([id(segment)] if isinstance(segment, tile.DotOp) else [id(op) for op in segment.ops])
         return (*ops, *(id(output) for output in self.outputs))
 
     @property
     def has_rows(self) -> bool:
-        return bool(self.segments)
+        return bool(self.segments or self.sums)
 
     @property
     def dots(self) -> list[tile.DotOp]:
@@ -103,9 +105,14 @@ def straight_line(block: Block, label: str | None) -> tuple[list[Operation], lis
 
 
 def build_program(
-    ops: Sequence[Operation], outputs: Sequence[SSAValue], alias: dict[SSAValue, SSAValue], outside: set[SSAValue]
+    ops: Sequence[Operation],
+    outputs: Sequence[SSAValue],
+    alias: dict[SSAValue, SSAValue],
+    outside: set[SSAValue],
+    elsewhere: Container[Operation] = (),
 ) -> Program:
-    """Sort a straight line into scalars, right-hand operands and segments. `outside` are values that others use later."""
+    """Sort a straight line into scalars, right-hand operands and segments. `outside` are values that others use later;
+    `elsewhere` are loads and stages that feed the right-hand sides of products of inner loops."""
 
     def resolve(value: SSAValue) -> SSAValue:
         while value in alias:
@@ -119,61 +126,78 @@ def build_program(
     outputs = [resolve(output) for output in outputs]
     wanted = set(outputs) | outside
     right = _right_hand(ops, resolve, users, wanted)
-    careful = _careful_only(ops, resolve, users, wanted)
+    lives = {op for dot in _dots(ops) if dot.live is not None and isinstance(op := resolve(dot.live).owner, tile.MapOp)}
+    unwanted = {op for op in lives if not _has_other_use(op.results[0], resolve, users, wanted)}
     absorbed: dict[tile.DotOp, tuple[SSAValue, SSAValue]] = {}
     absorbed_maps: set[Operation] = set()
-    for op in ops:
-        if isinstance(op, tile.DotOp) and op.acc is not None:
-            product = _rescaled(resolve(op.acc), users, wanted)
-            if product is not None:
-                absorbed[op] = (resolve(product[1]), resolve(product[2]))
-                absorbed_maps.add(product[0])
+    for op in _dots(ops):
+        product = _rescaled(resolve(op.acc), users, wanted) if op.acc is not None and op.transpose_lhs is None else None
+        if product is not None:
+            absorbed[op] = (resolve(product[1]), resolve(product[2]))
+            absorbed_maps.add(product[0])
 
     scalars: list[Operation] = []
-    segments: list[Group | tile.DotOp] = []
-    group = Group()
+    groups: dict[int, Group] = {}
+    products: dict[int, list[tile.DotOp]] = {}
+    sums: list[tile.DotOp] = []
+    made: dict[SSAValue, int] = {}
+    """The number of the group that makes a value, or of the first group that can use it."""
     available: dict[SSAValue, int] = {}
     for op in ops:
-        if op in right or op in absorbed_maps or isinstance(op, tile.ClassifyOp):
+        if op in right or op in elsewhere or op in absorbed_maps or op in unwanted:
             continue
-        if isinstance(op, tile.DotOp):
-            if op.transpose_lhs is not None:
-                raise LoweringError("tile.dot with a transposed left operand is not emitted for CPUs so far")
-            if group.ops:
-                segments.append(group)
-                group, available = Group(), {}
-            segments.append(op)
-            continue
-        if isinstance(op, tile.AccumulateOp):
-            raise LoweringError("tile.accumulate (gradients) is not emitted for CPUs so far")
-        tiles = [operand for operand in op.operands if is_tile(operand)]
+        tiles = [resolve(operand) for operand in op.operands if is_tile(operand)]
         if not tiles and not any(is_tile(result) for result in op.results):
-            scalars.append(op)
+            if not isinstance(op, tile.ClassifyOp):
+                scalars.append(op)
             continue
         if isinstance(op, tile.IotaOp | tile.FillOp):
             continue
-        phase = max((available.get(resolve(operand), 0) for operand in tiles), default=0)
+        if isinstance(op, tile.DotOp) and op.transpose_lhs is not None:
+            sums.append(op)
+            continue
+        number = max((made.get(value, 0) for value in tiles), default=0)
+        if isinstance(op, tile.DotOp):
+            if op in absorbed:
+                number = max([number, *(made.get(value, 0) for value in absorbed[op])])
+            products.setdefault(number, []).append(op)
+            made[op.result] = number + 1
+            continue
+        group = groups.setdefault(number, Group())
+        phase = max((available.get(value, 0) for value in tiles if made.get(value) == number), default=0)
         group.ops.append(op)
         group.phase[op] = phase
         for result in op.results:
+            made[result] = number
             available[result] = phase + 1 if isinstance(op, tile.ReduceOp) else phase
-    if group.ops:
-        segments.append(group)
-    return Program(scalars, segments, outputs, alias, users, careful, absorbed)
+    segments: list[Group | tile.DotOp] = []
+    for number in range(max([*groups, *products], default=-1) + 1):
+        segments += [groups[number]] if number in groups else []
+        segments += products.get(number, [])
+    _check_sums(sums, resolve, users)
+    return Program(scalars, segments, outputs, alias, users, lives, absorbed, sums)
 
 
-def _right_hand(ops, resolve, users, wanted) -> set[Operation]:
+def _dots(ops: Sequence[Operation]) -> list[tile.DotOp]:
+    return [op for op in ops if isinstance(op, tile.DotOp)]
+
+
+def _check_sums(sums: list[tile.DotOp], resolve: Resolve, users: Users) -> None:
+    """What sums over all rows is there only after all strips."""
+    for dot in sums:
+        for user in users.get(dot.result, []):
+            if not isinstance(user, tile.DotOp) or user not in sums or user.acc is None or resolve(user.acc) is not dot.result:
+                raise LoweringError(
+                    "a tile.dot with a transposed left operand may only be yielded or added onto by another one"
+                )
+
+
+def _right_hand(ops: Sequence[Operation], resolve: Resolve, users: Users, wanted: set[SSAValue]) -> set[Operation]:
     """Loads and stages that only feed the right-hand side of products: they are packed, not computed row by row."""
     found: set[Operation] = set()
-    for op in ops:
-        if not isinstance(op, tile.DotOp):
-            continue
-        value = resolve(op.rhs)
-        while isinstance(source := value.owner, tile.StageOp | tile.LoadOp) and source in ops:
-            found.add(source)
-            if isinstance(source, tile.LoadOp):
-                break
-            value = resolve(source.tile)
+    for op in _dots(ops):
+        if op.transpose_lhs is None:
+            found |= {source for source in right_hand_sources(op, resolve) if source in ops}
     for op in list(found):
         for result in op.results:
             others = [
@@ -186,19 +210,28 @@ def _right_hand(ops, resolve, users, wanted) -> set[Operation]:
     return found
 
 
-def _careful_only(ops, resolve, users, wanted) -> set[Operation]:
-    found: set[Operation] = set()
-    for op in ops:
-        if isinstance(op, tile.DotOp) and op.live is not None:
-            value = resolve(op.live)
-            source = value.owner
-            if (
-                isinstance(source, tile.MapOp)
-                and value not in wanted
-                and all(isinstance(u, tile.DotOp) and u.live is not None and resolve(u.live) is value for u in users[value])
-            ):
-                found.add(source)
+def right_hand_sources(dot: tile.DotOp, resolve: Resolve) -> list[Operation]:
+    """The stage and the load that a product's right-hand side comes from."""
+    found: list[Operation] = []
+    value = resolve(dot.rhs)
+    while isinstance(source := value.owner, tile.StageOp | tile.LoadOp):
+        found.append(source)
+        if isinstance(source, tile.LoadOp):
+            break
+        value = resolve(source.tile)
     return found
+
+
+def _has_other_use(value: SSAValue, resolve: Resolve, users: Users, wanted: set[SSAValue]) -> bool:
+    """Whether anything but the `where` of products wants a value."""
+    if value in wanted:
+        return True
+    return any(
+        not isinstance(user, tile.DotOp)
+        or any(resolve(operand) is value for operand in (user.lhs, user.rhs))
+        or (user.acc is not None and resolve(user.acc) is value)
+        for user in users.get(value, [])
+    )
 
 
 def _rescaled(value: SSAValue, users: Users, wanted: set[SSAValue]) -> tuple[Operation, SSAValue, SSAValue] | None:

@@ -15,62 +15,58 @@ A lane value lives in registers within its loop; it goes to scratch only if anot
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from xdsl.dialects.builtin import IndexType
 from xdsl.ir import Operation, SSAValue
 
 from attnc.codegen.llvm.access import LaneAccess
-from attnc.codegen.llvm.extents import Extents
+from attnc.codegen.llvm.extents import Columns, Extents
 from attnc.codegen.llvm.in_place import InPlace
 from attnc.codegen.llvm.placement import Placement
-from attnc.codegen.llvm.products import emit_dot
+from attnc.codegen.llvm.products import emit_dot, emit_sum
 from attnc.codegen.llvm.program import Group, Program, columns_of, is_tile
 from attnc.codegen.llvm.reductions import horizontal, neutral, step
+from attnc.codegen.llvm.row_values import RowValues
 from attnc.codegen.llvm.scalar import Fault, may_fault
 from attnc.codegen.llvm.staging import Panels
-from attnc.codegen.llvm.storage import Storage, element_of, read, write
+from attnc.codegen.llvm.storage import Storage, element_of, write
 from attnc.codegen.llvm.text import vector
 from attnc.codegen.llvm.values import BLOCK, CONTEXT_FAULT, KERNEL, LANE, ROW, Value, element_type
 from attnc.dialects import tile
 from attnc.errors import LoweringError
 
-if TYPE_CHECKING:
-    from attnc.codegen.llvm.body import BodyEmitter
 
-
-def _may_fault(op: Operation) -> bool:
+def may_fault_in(op: Operation) -> bool:
     return isinstance(op, tile.MapOp) and any(may_fault(inner) for inner in op.body.walk())
 
 
-class RowEmitter:
+class RowEmitter(RowValues):
     """Emits the strips of one program after another; `begin` a program, then `strip` where a strip's code belongs."""
-
-    def __init__(self, body: BodyEmitter):
-        self.body, self.region, self.f = body, body.region, body.f
-        self.width = body.kernel.width
-        self.storages = body.storages
 
     # -- a program ----------------------------------------------------------------------------------------------------
     def begin(
         self,
         program: Program,
         outside: set[SSAValue],
-        loop: tuple[tile.ForOp, str, str] | None,
+        carried: Sequence[SSAValue],
+        columns: Columns | None,
         panels: dict[tile.DotOp, Panels | InPlace],
+        task_level: bool,
     ) -> None:
-        """Prepare to emit a program: where its values live, and all that does not depend on the row."""
-        self.program, self.panels = program, panels
-        self.loop = loop[0] if loop else None
-        self.carried = list(self.loop.body.block.args[1:]) if self.loop else []
-        self.extents = Extents(program, self.loop, *(loop[1:] if loop else ("0", "")))
-        self.placement = Placement(program, self.storages, self.body.allocate, outside, self.carried, loop is None)
-        self.values: dict[SSAValue, Value] = {}
+        """Prepare to emit a program: where its values live, and all that does not depend on the row. `carried` are the tiles
+        of a loop that its outputs replace row by row."""
+        self.program, self.panels, self.carried = program, panels, list(carried)
+        self.extents = Extents(program, columns)
+        self.placement = Placement(program, self.storages, self.body.allocate, outside, self.carried, task_level)
+        self.values = {}
         for segment in program.segments:
             if isinstance(segment, Group):
                 for op in segment.ops:
                     if isinstance(op, tile.MapOp):
                         self._prepare(op)
+        for op in program.lives:
+            if isinstance(op, tile.MapOp):
+                self._prepare(op)
 
     def _prepare(self, op: tile.MapOp) -> None:
         """Depths of a map's values; its operations above the rows are written here, before the strips."""
@@ -88,7 +84,7 @@ class RowEmitter:
 
     # -- a strip ------------------------------------------------------------------------------------------------------
     def strip(self, start: str, count: str) -> None:
-        """`count` rows from row `start` of the task, through all segments; then carries take their new values."""
+        """`count` rows from row `start` on, through all segments; then carries take their new values."""
         self.start, self.count = start, count
         program = self.program
         for segment in program.segments:
@@ -96,6 +92,8 @@ class RowEmitter:
                 self._group(segment)
             else:
                 emit_dot(self, segment, self.panels[segment])
+        if any(dot.live is not None for dot in program.sums):
+            self.f.when(self.body.careful, lambda: self._lives_of_sums())
         copies = []
         for argument, output in zip(self.carried, program.outputs, strict=False):
             if output is not argument and self.storages.get(output) is not self.storages[argument]:
@@ -103,93 +101,50 @@ class RowEmitter:
         if copies:
             self.copy_rows(copies)
 
-    def copy_all(self, copies: Sequence[tuple[SSAValue, Storage]]) -> None:
-        """First values into carried tiles, for all rows of the task."""
-        self.program = Program([], [], [], {}, {}, set(), {})
-        self.values, self.loop = {}, None
-        self.start, self.count = "0", self.body.row_count
-        if copies:
-            self.copy_rows(copies)
+    def _lives_of_sums(self) -> None:
+        done: set[SSAValue] = set()
+        for dot in self.program.sums:
+            if dot.live is not None and (value := self.program.resolve(dot.live)) not in done:
+                done.add(value)
+                self.live(dot)
 
-    def copy_rows(self, copies: Sequence[tuple[SSAValue, Storage]]) -> None:
-        f, region = self.f, self.region
+    def live(self, dot: tile.DotOp) -> Storage:
+        """The flags of a product's `where`, made in the present strip."""
+        assert dot.live is not None
+        value = self.program.resolve(dot.live)
+        op = value.owner
+        if op not in self.program.lives:
+            return self.storage(value)
+        assert isinstance(op, tile.MapOp)
+        if may_fault_in(op):
+            raise LoweringError("tile.dot: what says `where` may not read captured buffers")
+        storage, before = self.placement.live(dot), self.storages.get(value)
+        self.storages[value] = storage
 
         def row(r: str, _: list[str]) -> None:
             self._enter_row(r)
-            for value, storage in copies:
-                address = storage.row(region, self.row, self.task_row)
-                if columns_of(value) == 1:
-                    write(region, storage, address, None, self._row_value(value))
-                    continue
+            self.values = {}
+            self._lane_loop(columns_of(value), self.extents.start(value), self.extents.extent(value), [op])
 
-                def lanes(
-                    j: str, _: list[str], value: SSAValue = value, storage: Storage = storage, address: str = address
-                ) -> None:
-                    write(region, storage, address, j, self._lane_value(value, j))
+        self.f.loop("0", self.count, 1, row, hint="live")
+        # Nobody else has to keep them.
+        del self.storages[value]
+        if before is not None:
+            self.storages[value] = before
+        return storage
 
-                f.loop("0", str(-(-columns_of(value) // self.width) * self.width), self.width, lanes, hint="copy")
-
-        f.loop("0", self.count, 1, row, hint="row")
-
-    def _enter_row(self, r: str) -> None:
-        self.row = r
-        self.task_row = r if self.start == "0" else self.f.add(self.start, r)
-        self.local: dict[SSAValue, Value] = {}
-        self.addresses: dict[SSAValue, str] = {}
-
-    # -- values -------------------------------------------------------------------------------------------------------
-    def _row_value(self, value: SSAValue) -> Value:
-        """A tile's value in the present row, if it has one column."""
-        value = self.program.resolve(value)
-        if value in self.local:
-            return self.local[value]
-        source = value.owner
-        if isinstance(source, tile.FillOp):
-            return self.region.values[source.value]
-        if isinstance(source, tile.IotaOp):
-            base = self.region.scalar(source.offset)
-            rows, _ = tile.shape_of(value)
-            text = base if rows == 1 else self.f.add(base, self.task_row)
-            found = Value(IndexType(), text)
-        else:
-            found = read(self.region, self.storage(value), self._address(value), None)
-        self.local[value] = found
-        return found
-
-    def _lane_value(self, value: SSAValue, j: str) -> Value:
-        """A tile's values in the present row from column `j` on."""
-        value = self.program.resolve(value)
-        if columns_of(value) == 1:
-            return self._row_value(value)
-        if value in self.values:
-            return self.values[value]
-        source = value.owner
-        if isinstance(source, tile.FillOp):
-            return self.region.values[source.value]
-        if isinstance(source, tile.IotaOp):
-            base = self.f.add(self.region.scalar(source.offset), j)
-            return Value(IndexType(), None, True, base=base, step=1)
-        return read(self.region, self.storage(value), self._address(value), j)
-
-    def storage(self, value: SSAValue) -> Storage:
-        if value not in self.storages:
-            raise LoweringError(
-                f"tile dialect: the value of '{getattr(value.owner, 'name', 'block argument')}' is used where it is not at hand"
-            )
-        return self.storages[value]
-
-    def _address(self, value: SSAValue) -> str:
-        """The address of the present row of a stored tile."""
-        if value not in self.addresses:
-            self.addresses[value] = self.storage(value).row(self.region, self.row, self.task_row)
-        return self.addresses[value]
+    def sums(self) -> None:
+        """After all strips: the products that sum over the rows."""
+        for dot in self.program.sums:
+            emit_sum(self, dot)
 
     # -- groups -------------------------------------------------------------------------------------------------------
     def _group(self, group: Group) -> None:
         f, region = self.f, self.region
         for op in group.ops:
             self.placement.place(op, group)
-        faulty = any(_may_fault(op) for op in group.ops)
+        faulty = any(may_fault_in(op) for op in group.ops)
+        self.body.shared_sums.wait(group.ops)
 
         def row(r: str, _: list[str]) -> None:
             self._enter_row(r)
@@ -208,28 +163,21 @@ class RowEmitter:
     def _phase(self, ops: Sequence[Operation]) -> None:
         """First what has one value a row, then loops over the columns."""
         lanes: dict[tuple[int, str, str], list[Operation]] = {}
-        careful: list[Operation] = []
         for op in ops:
             columns, shown = self._columns(op)
             if columns == 1:
                 self._row_op(op)
-            elif op in self.program.careful:
-                careful.append(op)
             else:
                 lanes.setdefault((columns, self.extents.start(shown), self.extents.extent(shown)), []).append(op)
         for (columns, start, extent), together in lanes.items():
             self._lane_loop(columns, start, extent, together)
-        for op in careful:
-
-            def only_then(op: Operation = op) -> None:
-                shown = op.results[0]
-                self._lane_loop(columns_of(shown), self.extents.start(shown), self.extents.extent(shown), [op])
-
-            self.f.when(self.body.careful, only_then)
 
     def _columns(self, op: Operation) -> tuple[int, SSAValue]:
         """The width an operation works at, and the value that has it."""
-        shown = op.operands[0] if isinstance(op, tile.StoreOp | tile.ReduceOp) else op.results[0]
+        if isinstance(op, tile.AccumulateOp):
+            shown = max((value for value in (op.tile, *op.indices) if is_tile(value)), key=columns_of)
+        else:
+            shown = op.operands[0] if isinstance(op, tile.StoreOp | tile.ReduceOp) else op.results[0]
         return columns_of(shown), shown
 
     # -- one value a row ----------------------------------------------------------------------------------------------
@@ -247,9 +195,13 @@ class RowEmitter:
         elif isinstance(op, tile.StageOp):
             self._have(op.result, self._convert(self._row_value(op.tile), op))
         elif isinstance(op, tile.LoadOp):
-            self._have(op.result, self._access(op.buffer, op.indices).load_scalar())
+            self._have(op.result, self._access(op).load_scalar())
         elif isinstance(op, tile.StoreOp):
-            self._access(op.buffer, op.indices).store_scalar(self._row_value(op.tile))
+            self._access(op).store_scalar(self._row_value(op.tile))
+        elif isinstance(op, tile.AccumulateOp):
+            value = self._row_value(op.tile)
+            access = self._access(op)
+            self.f.when(self.body.first_time, lambda: access.add_scalar(value))
         else:
             raise LoweringError(f"{op.name} is not emitted for CPUs here")
 
@@ -258,11 +210,11 @@ class RowEmitter:
         if result in self.storages:
             write(self.region, self.storages[result], self._address(result), None, value)
 
-    def _access(self, buffer: SSAValue, indices: Sequence[SSAValue]) -> LaneAccess:
-        """How a load or a store reaches its elements in the present row."""
+    def _access(self, op: tile.LoadOp | tile.StoreOp | tile.AccumulateOp) -> LaneAccess:
+        """How an operation reaches its elements in the present row."""
         rows: list[str | None] = []
         lanes: dict[int, SSAValue] = {}
-        for d, index in enumerate(indices):
+        for d, index in enumerate(op.indices):
             if isinstance(index.type, IndexType):
                 rows.append(self.region.scalar(index))
             elif columns_of(index) == 1:
@@ -270,7 +222,9 @@ class RowEmitter:
             else:
                 rows.append(None)
                 lanes[d] = index
-        return LaneAccess(self.region, self.region.buffers[buffer], rows, lanes)
+        if isinstance(op, tile.AccumulateOp):
+            return self.body.shared_sums.access(op, rows, lanes)
+        return LaneAccess(self.region, self.region.buffers[op.buffer], rows, lanes)
 
     def _convert(self, value: Value, op: tile.StageOp) -> Value:
         """A staged element in the type of the stage's result."""
@@ -289,8 +243,8 @@ class RowEmitter:
                     if columns_of(value) == 1:
                         region.values[argument] = self._row_value(value)
                 region.emit_block(op.body.block, (ROW,))
-            elif isinstance(op, tile.LoadOp | tile.StoreOp):
-                accesses[op] = self._access(op.buffer, op.indices)
+            elif isinstance(op, tile.LoadOp | tile.StoreOp | tile.AccumulateOp):
+                accesses[op] = self._access(op)
             for value in (*op.operands, *op.results):
                 if is_tile(value) and self.program.resolve(value) in self.storages:
                     self._address(self.program.resolve(value))
@@ -298,7 +252,7 @@ class RowEmitter:
                     self._row_value(value)
         reductions = [op for op in ops if isinstance(op, tile.ReduceOp)]
         carried = [(vector(width, element_type(element_of(op.tile))), neutral(op, width)) for op in reductions]
-        fault = region.fault if any(_may_fault(op) for op in ops) else None
+        fault = region.fault if any(may_fault_in(op) for op in ops) else None
         if fault is not None:
             carried.append((vector(width, "i1"), str(fault.text)))
         before = dict(self.local)
@@ -334,6 +288,9 @@ class RowEmitter:
             indices = {d: self._lane_value(index, j) for d, index in accesses[op].lanes.items()}
             accesses[op].store(self._lane_value(op.tile, j), indices, j, extent)
             return
+        if isinstance(op, tile.AccumulateOp):
+            self._accumulate(op, j, extent, accesses[op])
+            return
         if isinstance(op, tile.MapOp):
             for argument, value in zip(op.body.block.args, op.inputs, strict=True):
                 if columns_of(value) > 1:
@@ -353,6 +310,25 @@ class RowEmitter:
         self.values[result] = value
         if result in self.storages:
             write(region, self.storages[result], self._address(result), j, value)
+
+    def _accumulate(self, op: tile.AccumulateOp, j: str, extent: str, access: LaneAccess) -> None:
+        if not access.lanes:
+            raise LoweringError("tile.accumulate: no index varies along the row, so sum the row first (tile.reduce add)")
+        indices = {d: self._lane_value(index, j) for d, index in access.lanes.items()}
+        value = self._lane_value(op.tile, j)
+        value = Value(value.type, self.region.text(value, True), True)
+        for index in indices.values():
+            if index.base is None:
+                self.region.text(index, True)
+
+        def add() -> None:
+            # Lanes are computed afresh here: this side may not define what comes after it uses.
+            texts = [(origin, origin.text) for index in indices.values() for origin in index.origins()]
+            access.add(value, indices, j, extent)
+            for origin, text in texts:
+                origin.text = text
+
+        self.f.when(self.body.first_time, add)
 
     def _reduce(self, op: tile.ReduceOp, j: str, extent: str, carried: str) -> str:
         text = self.region.text(self._lane_value(op.tile, j), True)

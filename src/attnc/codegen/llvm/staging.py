@@ -117,20 +117,21 @@ class Staging:
         self.bytes = kernel.bits // 8
         _, vectors = register_tile(kernel.target, kernel.bits)
         self.panel = vectors * kernel.width
-        self.own: dict[SSAValue, int] = {}
+        self.own: dict[tuple[SSAValue, bool], int] = {}
 
     # -- layout -------------------------------------------------------------------------------------------------------
-    def layout(self, region: RegionEmitter) -> tuple[str, str]:
-        """Lay out the shared slots; (bytes that must be zero, all bytes). The same in `plan` and in `work`."""
+    def layout(self, region: RegionEmitter, offset: str = "0") -> tuple[str, str]:
+        """Lay out the shared slots, after `offset` bytes that must be zero; (bytes that must be zero, all bytes). The same in
+        `plan` and in `work`."""
         f = region.f
         operands: dict[SSAValue, Operand] = {}
         for op in self.kernel.kernel.walk():
-            if isinstance(op, tile.DotOp):
+            if isinstance(op, tile.DotOp) and op.transpose_lhs is None:
                 operand, key = right_operand(op, lambda value: value)
                 if operand.lifetime == "grid":
                     operands.setdefault(key, operand)
         with f.at_entry():
-            counts, offset = {}, "0"
+            counts = {}
             for key, operand in operands.items():
                 counts[key] = self._slot_count(region, operand)
                 self.slots[key] = Slots(offset, "", "", "", "")
@@ -227,9 +228,10 @@ class Staging:
         else:
             stride = rows * self.panel
             elements = -(-operand.columns // self.panel) * stride
-        if key not in self.own:
-            self.own[key] = self.kernel.reserve(elements * self.bytes)
-        pointer = self.region.f.pointer(self.scratch, self.own[key])
+        place = key, operand.transposed
+        if place not in self.own:
+            self.own[place] = self.kernel.reserve(elements * self.bytes)
+        pointer = self.region.f.pointer(self.scratch, self.own[place])
         self._pack(operand, pointer, str(stride), str(rows), str(elements * self.bytes))
         return Panels(pointer, str(stride))
 

@@ -18,14 +18,14 @@ PIECE = 64
 """Columns of a piece: whole panels at every vector width."""
 
 
-def column_bounds(op: tile.ClassifyOp, loop: tile.ForOp) -> tuple[int, int] | None:
-    """Which arguments of the classification are the block's first and last position: the loop's own, and that plus step - 1."""
-    position, last = loop.body.block.args[0], loop.step.value.data - 1
+def column_bounds(op: tile.ClassifyOp, position: SSAValue, count: int) -> tuple[int, int] | None:
+    """Which arguments of the classification are the first and the last of a block of `count` positions: `position` itself, and
+    that plus count - 1."""
     first_at = last_at = None
     for n, argument in enumerate(op.arguments):
         if argument is position:
             first_at = n
-        elif _is_sum(argument, position, last):
+        elif _is_sum(argument, position, count - 1):
             last_at = n
     return None if first_at is None or last_at is None else (first_at, last_at)
 
