@@ -23,7 +23,18 @@ LAYERS: list[set[str]] = [
     {"analysis"},
     {"capture", "transforms", "codegen"},
     {"pipeline"},
-    {"flex", "integrations", "program_text", "programs", "checks", "lowered", "scaled_dot_product", "torch_op", "tuning"},
+    {
+        "flex",
+        "integrations",
+        "program_text",
+        "programs",
+        "checks",
+        "lowered",
+        "numpy",
+        "scaled_dot_product",
+        "torch_op",
+        "tuning",
+    },
     {"bench"},  # measures everything else, so it may import it
     {"cli"},
 ]

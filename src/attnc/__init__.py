@@ -60,6 +60,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "numpy":  # the front end for NumPy's arrays, a module
+        return importlib.import_module("attnc.numpy")
     if name not in _PUBLIC:
         raise AttributeError(f"module 'attnc' has no attribute {name!r}")
     value = getattr(importlib.import_module(_PUBLIC[name]), name)

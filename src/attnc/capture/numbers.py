@@ -58,6 +58,11 @@ class NumberProxy:
         # Only reached outside the tracer's own function mode: there the number is just its value.
         return func(*map(concrete, args), **{name: concrete(value) for name, value in (kwargs or {}).items()})
 
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        if self._plan.front is not None:
+            return self._plan.front.ufunc(ufunc, method, inputs, kwargs)
+        return getattr(ufunc, method)(*map(concrete, inputs), **kwargs)
+
     @property
     def __class__(self):
         # isinstance(number, int) holds, as it does for the user's own number.

@@ -45,7 +45,9 @@ class Plan:
         self._lines: list[str] = []
         self._count = 0
         self._constants: dict[int, tuple[str, object]] = {}
+        self._named: dict[str, object] = {}
         self._guards: dict[Expression, object] = {}
+        self.front: Any = None  # the tracer, where NumPy's functions of captured numbers are its matter
 
     def read(self, access: str, name: str) -> Node:
         """A read by the Python expression `access` over earlier variables."""
@@ -61,6 +63,12 @@ class Plan:
     def constant(self, value: object) -> str:
         """The name of an object inside the plan. The plan keeps it alive, so only code, types and the like belong here."""
         name, _ = self._constants.setdefault(id(value), (f"k{len(self._constants)}", value))
+        return name
+
+    def named(self, name: str, value: object) -> str:
+        """The same by a name that says what it is, where that name is free."""
+        if not name.isidentifier() or self._named.setdefault(name, value) is not value:
+            return self.constant(value)
         return name
 
     def guard(self, expression: Expression, answer: object) -> None:
@@ -86,8 +94,9 @@ class Plan:
             self.require(f"{self.constant(check)}({node.variable})")
         values = "".join(f"{node.variable}, " for node, _ in tensors)
         evaluated = "".join(f"{source(number)}, " for number in numbers)
+        constants = {**dict(self._constants.values()), **self._named}
         body = [*self._lines, f"return ({values}), ({evaluated})"]
-        return LazyCheck("def check(score_mod, mask_mod):\n    " + "\n    ".join(body), dict(self._constants.values()))
+        return LazyCheck("def check(score_mod, mask_mod):\n    " + "\n    ".join(body), constants)
 
 
 class LazyCheck:

@@ -106,6 +106,10 @@ class Recorder:
         """Whether another tensor may take the place of a captured one."""
         raise NotImplementedError
 
+    def kind_of(self, value: Any) -> str:
+        """Whether a number is an int or a float."""
+        return type(value).__name__
+
     # -- writing down -------------------------------------------------------------------------------------------------
 
     def note(
@@ -136,7 +140,7 @@ class Recorder:
         types = tuple(self._capture_type(index) for index in order.captures)
         proxies = list(self.numbers.values())
         numbers = [proxies[index] for index in order.numbers]
-        number_types = tuple(NumberType(describe(n._expression, outermost=True), type(n._value).__name__) for n in numbers)
+        number_types = tuple(NumberType(describe(n._expression, outermost=True), self.kind_of(n._value)) for n in numbers)
         record = Record(score_function, mask_function, types, number_types)
         check = None
         if self.plan.retrace is None:

@@ -68,7 +68,7 @@ def output_strides(shape: Sequence[int], query_strides: Sequence[int]) -> tuple[
     strides[last] = 1
     step = max(shape[last], 1)
     # Of equal strides the inner dimension comes first.
-    for dim in sorted(range(last), key=lambda dim: (query_strides[dim], -dim)):
+    for dim in sorted(range(last), key=lambda dim: (abs(query_strides[dim]), -dim)):
         strides[dim] = step
         step *= max(shape[dim], 1)
     return tuple(strides)
