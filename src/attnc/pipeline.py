@@ -53,14 +53,27 @@ STAGES: tuple[str, ...] = (
 )
 """The passes in their order. Each is the module `attnc.transforms.<name>` with a function `run(module, target)`."""
 
+BACKWARD_STAGES: tuple[str, ...] = (
+    "convert-torch-to-linalg-ext",
+    "differentiate-attention",
+    "classify-blocks",
+    "select-backward-tile-sizes",
+    "tile-attention-backward",
+    "decompose-attention-backward",
+)
+"""The passes of a module that wants gradients: one of whose functions says so by `attnc.gradients`."""
+
+PASSES: tuple[str, ...] = tuple(dict.fromkeys((*STAGES, *BACKWARD_STAGES)))
+"""All passes, by name."""
+
 ATTRIBUTE = "attnc.stage"
 Observer = Callable[[str, "ModuleOp"], None]
 
 
 def pass_module(name: str) -> ModuleType:
     """The module of a pass, by the pass's name. Raises `UnknownPassError`."""
-    if name not in STAGES:
-        raise UnknownPassError(f"there is no pass '{name}'", remedy=f"the passes are {', '.join(STAGES)}")
+    if name not in PASSES:
+        raise UnknownPassError(f"there is no pass '{name}'", remedy=f"the passes are {', '.join(PASSES)}")
     return importlib.import_module("attnc.transforms." + name.replace("-", "_"))
 
 
@@ -79,8 +92,11 @@ def run_pass(module: ModuleOp, name: str, target: Target) -> None:
 
 
 def _check_order(module: ModuleOp, name: str) -> None:
-    order = (SOURCE, *STAGES)
+    order = (SOURCE, *road_of(module))
     first, last = _possible_stages(module)
+    if name not in order:
+        kind = "backward" if order[1:] == BACKWARD_STAGES else "forward"
+        raise PassOrderError(f"pass {name} is not on the road of a {kind} module", remedy=f"its passes: {', '.join(order[1:])}")
     place = order.index(name)
     if place <= order.index(first):
         raise PassOrderError(f"pass {name} has been run: this module is at {first}")
@@ -88,6 +104,21 @@ def _check_order(module: ModuleOp, name: str) -> None:
         before = ", ".join(order[order.index(last) + 1 : place])
         message = f"pass {name} needs a module at stage {order[place - 1]}; this one is at {last}"
         raise PassOrderError(message, remedy=f"passes before it: {before}")
+
+
+def road_of(module: ModuleOp) -> tuple[str, ...]:
+    """The passes of a module in their order: `STAGES`, or `BACKWARD_STAGES` where gradients are wanted of it."""
+    from xdsl.dialects.builtin import StringAttr
+
+    named = module.attributes.get(ATTRIBUTE)
+    if isinstance(named, StringAttr) and (named.data in BACKWARD_STAGES) != (named.data in STAGES):
+        return BACKWARD_STAGES if named.data in BACKWARD_STAGES else STAGES
+    for op in module.walk():
+        if op.name == "attnc.attention_backward" or "attnc.gradients" in op.attributes:
+            return BACKWARD_STAGES
+        if op.name == "tile.kernel" and '"d_out"' in str(op.attributes.get("roles")):
+            return BACKWARD_STAGES
+    return STAGES
 
 
 def stage_of(module: ModuleOp) -> str:
@@ -101,16 +132,20 @@ def _possible_stages(module: ModuleOp) -> tuple[str, str]:
 
     named = module.attributes.get(ATTRIBUTE)
     if isinstance(named, StringAttr):
-        if named.data not in (SOURCE, *STAGES):
-            stages = ", ".join((SOURCE, *STAGES))
+        if named.data not in (SOURCE, *PASSES):
+            stages = ", ".join((SOURCE, *PASSES))
             raise UnknownPassError(f'{ATTRIBUTE} = "{named.data}" is no stage', remedy=f"the stages are {stages}")
         return named.data, named.data
     names = {op.name for op in module.walk()}
     if "torch.attnc_flex_attention" in names:
         return SOURCE, SOURCE
+    if "attnc.attention_backward" in names:
+        tiled = "tile.kernel" in names
+        return ("tile-attention-backward",) * 2 if tiled else ("differentiate-attention", "select-backward-tile-sizes")
     if "tile.kernel" in names:
         tiled = "iree_linalg_ext.online_attention" in names
-        return ("tile-attention", "split-reduction") if tiled else (STAGES[-1], STAGES[-1])
+        last = road_of(module)[-1]
+        return ("tile-attention", "split-reduction") if tiled else (last, last)
     if "iree_linalg_ext.attention" in names:
         return STAGES[0], STAGES[0]
     if "iree_linalg_ext.online_attention" in names:
@@ -124,7 +159,8 @@ def lower(module: ModuleOp, target: Target, observe: Observer | None = None) -> 
     stage = stage_of(module)
     if observe is not None:
         observe(stage, module)
-    remaining = STAGES if stage == SOURCE else STAGES[STAGES.index(stage) + 1 :]
+    road = road_of(module)
+    remaining = road if stage == SOURCE else road[road.index(stage) + 1 :]
     for name in remaining:
         run_pass(module, name, target)
         if observe is not None:
@@ -179,11 +215,11 @@ def compile_module(module: ModuleOp, target: Target, observe: Observer | None = 
     return to_objects(code, target), code.record
 
 
-def compile_attention(record: Any, signature: Signature) -> tuple[list[bytes], dict[str, Any]]:
-    """The objects and the record for captured mods and the signature of a call."""
+def compile_attention(record: Any, signature: Signature, needs: Sequence[bool] = ()) -> tuple[list[bytes], dict[str, Any]]:
+    """The objects and the record for captured mods and the signature of a call: of the gradients that are needed, if any are."""
     from attnc.capture.to_torch import to_torch
 
-    return compile_module(to_torch(record, signature), Target.host(), _dumper())
+    return compile_module(to_torch(record, signature, needs), Target.host(), _dumper())
 
 
 def _dumper() -> Observer | None:
@@ -195,7 +231,7 @@ def _dumper() -> Observer | None:
     number = len(list(directory.glob("*-0-torch.mlir")))
 
     def write(stage: str, module: ModuleOp) -> None:
-        place = (SOURCE, *STAGES).index(stage)
+        place = (SOURCE, *road_of(module)).index(stage)
         (directory / f"{number:03}-{place}-{stage}.mlir").write_text(str(module) + "\n")
 
     return write

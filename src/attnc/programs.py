@@ -10,11 +10,13 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from attnc.errors import CompileError
 from attnc.runtime.abi import KernelRecord
 from attnc.runtime.attention import Attention
+from attnc.runtime.attention_backward import AttentionBackward
 from attnc.runtime.cache import Entry, disk_cache, make_key
 from attnc.runtime.signature import Signature
 
@@ -29,7 +31,7 @@ compiled = 0
 on_forget: list[Callable[[], None]] = []
 """What else is to be dropped by `forget`: caches of those who hold programs."""
 
-_programs: OrderedDict[Hashable, Attention] = OrderedDict()
+_programs: OrderedDict[Hashable, Any] = OrderedDict()
 _compiling = threading.RLock()
 """One thread compiles at a time: Python and LLVM hold a lock of their own meanwhile, so nothing is lost, and threads that meet
 the same new mod compile it once. A fork waits for it: its child could not go on with what another thread began, be it the
@@ -38,14 +40,24 @@ import of the compiler's modules."""
 
 def program(record: Any, signature: Signature) -> Attention:
     """The program of a trace `record` (hashable, its `repr` says all) and `signature`. Raises what compiling raises."""
-    key = (record, signature)
+    found = _programs.get((record, signature))
+    return found if found is not None else _found_or_made((record, signature), lambda: _load_or_compile(record, signature))
+
+
+def backward_program(record: Any, signature: Signature, needs: Sequence[bool]) -> AttentionBackward:
+    """The program of the gradients of `program(record, signature)`. `needs` says of query, key, value, scale and each captured tensor
+    whether its gradient is wanted; some are, and only captures of floats. Raises what compiling raises."""
+    signature = replace(signature, return_lse=False, return_max=False, few_queries=False)
+    key = (record, signature, tuple(needs))
     found = _programs.get(key)
-    if found is not None:
-        return found
+    return found if found is not None else _found_or_made(key, lambda: _load_or_compile_backward(*key))
+
+
+def _found_or_made(key: Hashable, make: Callable[[], Any]) -> Any:
     with _compiling:
         found = _programs.get(key)
         if found is None:
-            found = _programs[key] = _load_or_compile(record, signature)
+            found = _programs[key] = make()
             while len(_programs) > KEPT:
                 _programs.popitem(last=False)
     return found
@@ -71,6 +83,20 @@ def _load_or_compile(record: Any, signature: Signature) -> Attention:
         return attention
 
     return cached((record_text(record), signature), compile_now, load)
+
+
+def _load_or_compile_backward(record: Any, signature: Signature, needs: tuple[bool, ...]) -> AttentionBackward:
+    def compile_now() -> tuple[list[bytes], dict[str, Any]]:
+        from attnc import pipeline
+
+        return pipeline.compile_attention(record, signature, needs)
+
+    def load(kernel: KernelRecord, objects: Sequence[bytes]) -> AttentionBackward:
+        backward = AttentionBackward(kernel, objects)
+        backward.kernel.load()
+        return backward
+
+    return cached(("backward", record_text(record), signature, needs), compile_now, load)
 
 
 def record_text(record: Any) -> str:

@@ -24,6 +24,7 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 
 from attnc.analysis.roles import map_dims
+from attnc.dialects.attention_backward import AttentionBackwardOp
 from attnc.dialects.linalg_ext import IndexOp, OnlineAttentionOp, YieldOp
 from attnc.errors import LoweringError
 
@@ -33,13 +34,13 @@ CHECKED, NAME = "attnc.checked", "attnc.name"
 
 @dataclass(frozen=True)
 class Attention:
-    """An `online_attention` over (b, hkv, g, q, k, e, n) of a function's own arguments.
+    """An `online_attention`, or the derivative of one, over (b, hkv, g, q, k, e, n) of a function's own arguments.
 
     `group` is the number of query heads that share a key/value head, as the query's expand_shape has it.
     """
 
     function: FuncOp
-    op: OnlineAttentionOp
+    op: OnlineAttentionOp | AttentionBackwardOp
     query: BlockArgument
     key: BlockArgument
     value: BlockArgument
@@ -79,23 +80,18 @@ def constant_of(value: SSAValue) -> int | float | None:
     return None
 
 
-def match_attention(function: FuncOp, op: OnlineAttentionOp) -> Attention:
+def match_attention(function: FuncOp, op: OnlineAttentionOp | AttentionBackwardOp) -> Attention:
     """`op` as an Attention.
 
     Raises:
         LoweringError: it is over other dimensions, or not over the function's arguments.
     """
     remedy = "kernels are made for query (b, hkv, g, q, e), key (b, hkv, k, e), value (b, hkv, k, n) so far"
-    expected = [
-        (BATCH, KV_HEAD, GROUP, QUERY, HEAD_DIM),
-        (BATCH, KV_HEAD, KEY, HEAD_DIM),
-        (BATCH, KV_HEAD, KEY, VALUE_DIM),
-        (),
-        (BATCH, KV_HEAD, GROUP, QUERY, VALUE_DIM),
-        (BATCH, KV_HEAD, GROUP, QUERY),
-        (BATCH, KV_HEAD, GROUP, QUERY),
-    ]
-    if [map_dims(map_) for map_ in op.maps] != expected:
+    row = (BATCH, KV_HEAD, GROUP, QUERY)
+    out = (*row, VALUE_DIM)
+    expected = [(*row, HEAD_DIM), (BATCH, KV_HEAD, KEY, HEAD_DIM), (BATCH, KV_HEAD, KEY, VALUE_DIM), (), out, row]
+    expected += [row] if isinstance(op, OnlineAttentionOp) else [out, row]
+    if [map_dims(map_) for map_ in op.maps][: len(expected)] != expected:
         raise LoweringError(f"{op.name}: no kernel for this iteration domain: {op.indexing_maps}", remedy=remedy)
     expand = op.query.owner
     if not isinstance(expand, tensor.ExpandShapeOp) or not isinstance(expand.src, BlockArgument):
@@ -119,7 +115,7 @@ def final_select(block: Block) -> SelectOp | None:
     return None
 
 
-def is_unmasked(op: OnlineAttentionOp) -> bool:
+def is_unmasked(op: OnlineAttentionOp | AttentionBackwardOp) -> bool:
     """Whether the region neither masks at its end nor reads anything by an index that must be checked."""
     if final_select(op.region.block) is not None:
         return False

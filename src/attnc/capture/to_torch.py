@@ -4,7 +4,7 @@ builtin.module attributes {attnc.stage = "torch"} {
   func.func private @score_mod(%score, %b, %h, %q, %kv, <captures and numbers that it reads>) { … }
   func.func private @mask_mod(%b, %h, %q, %kv, <captures and numbers that it reads>) { … }
   func.func @attention(%query, %key, %value, %scale, <captures>, <numbers>, [%blocks]) attributes {
-    attnc.roles = […], attnc.strides = […], attnc.names = […], [attnc.few_queries]} {
+    attnc.roles = […], attnc.strides = […], attnc.names = […], [attnc.few_queries], [attnc.gradients = array<i64: …>]} {
     %out = "torch.attnc_flex_attention"(…)
   }
 }
@@ -16,7 +16,17 @@ import re
 from collections.abc import Sequence
 
 from xdsl.dialects import func
-from xdsl.dialects.builtin import ArrayAttr, DenseIntOrFPElementsAttr, FunctionType, ModuleOp, StringAttr, TensorType, UnitAttr
+from xdsl.dialects.builtin import (
+    ArrayAttr,
+    DenseArrayBase,
+    DenseIntOrFPElementsAttr,
+    FunctionType,
+    ModuleOp,
+    StringAttr,
+    TensorType,
+    UnitAttr,
+    i64,
+)
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
 from attnc.capture.record import (
@@ -58,14 +68,18 @@ _ELEMENTS = {"f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bflo
 _BLOCK_STRIDES = "?x?x?x1"
 
 
-def to_torch(record: Record, signature: Signature) -> ModuleOp:
-    """The module of stage "torch" for `record`, called on tensors of `signature`."""
+def to_torch(record: Record, signature: Signature, needs: Sequence[bool] = ()) -> ModuleOp:
+    """The module of stage "torch" for `record`, called on tensors of `signature`. `needs` says which of query, key, value, scale and
+    the captured tensors want a gradient: if any do, the module goes the backward road."""
     functions: list[Operation] = []
     if record.score is not None:
         functions.append(_mod(record, record.score, "score_mod", SCORE_ARGUMENTS))
     if record.mask is not None:
         functions.append(_mod(record, record.mask, "mask_mod", MASK_ARGUMENTS))
     functions.append(_attention(record, signature))
+    if any(needs):
+        wanted = [number for number, needed in enumerate(needs) if needed]
+        functions[-1].attributes["attnc.gradients"] = DenseArrayBase.from_list(i64, wanted)
     return ModuleOp(functions, {"attnc.stage": StringAttr("torch")})
 
 

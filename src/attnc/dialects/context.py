@@ -21,6 +21,7 @@ _DIALECTS = {
     "affine": ("xdsl.dialects.affine", "Affine"),
     "torch": ("attnc.dialects.torch", "Torch"),
     "iree_linalg_ext": ("attnc.dialects.linalg_ext", "LinalgExt"),
+    "attnc": ("attnc.dialects.attention_backward", "AttncDialect"),
     "tile": ("attnc.dialects.tile", "Tile"),
 }
 

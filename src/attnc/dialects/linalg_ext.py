@@ -49,6 +49,15 @@ from attnc.analysis.roles import Dims, Roles, map_dims, map_results, roles_of
 _INDEX = IndexType()
 
 
+class OverDomain:
+    """An operation over an iteration domain, in whose regions `iree_linalg_ext.index` is a position."""
+
+    @property
+    def maps(self) -> tuple[AffineMap, ...]:
+        """One indexing map an operand, in the operands' order."""
+        raise NotImplementedError
+
+
 @irdl_op_definition
 class YieldOp(IRDLOperation):
     """Ends an attention's region: the score that enters the softmax."""
@@ -85,7 +94,7 @@ class IndexOp(IRDLOperation):
 
     def verify_(self):
         parent = self.parent_op()
-        while parent is not None and not isinstance(parent, _AttentionBase):
+        while parent is not None and not isinstance(parent, OverDomain):
             parent = parent.parent_op()
         if parent is None:
             raise VerifyException("iree_linalg_ext.index: stands in no attention's region")
@@ -100,7 +109,7 @@ class IndexOp(IRDLOperation):
         return cls(dim)
 
 
-class _AttentionBase(IRDLOperation, ABC):
+class _AttentionBase(IRDLOperation, OverDomain, ABC):
     """What attention and online_attention have in common: reading, and the rules about maps, shapes and the region."""
 
     if TYPE_CHECKING:  # each op declares all its operands itself, for xdsl orders a subclass's before its base's

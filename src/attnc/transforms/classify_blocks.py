@@ -53,6 +53,7 @@ from attnc.analysis.interval_logic import LOGIC
 from attnc.analysis.intervals import Interval, IntervalAnalysis, Known, Score, Truth, unknown, width_of
 from attnc.analysis.symbolic import Arithmetic, Condition, Scalar
 from attnc.dialects import tile
+from attnc.dialects.attention_backward import AttentionBackwardOp
 from attnc.dialects.building import INDEX, Builder, erase_dead
 from attnc.dialects.linalg_ext import IndexOp, OnlineAttentionOp, YieldOp
 from attnc.target import Target
@@ -68,7 +69,7 @@ def run(module: ModuleOp, target: Target) -> None:
         if not isinstance(function, FuncOp) or not function.body.blocks:
             continue
         for op in function.body.block.ops:
-            if isinstance(op, OnlineAttentionOp) and "attnc.classifier" not in op.attributes and not is_unmasked(op):
+            if isinstance(op, OnlineAttentionOp | AttentionBackwardOp) and "attnc.classifier" not in op.attributes and not is_unmasked(op):
                 names = {other.sym_name.data for other in module.ops if isinstance(other, FuncOp)}
                 name = "classify" if "classify" not in names else f"{function.sym_name.data}_classify"
                 classifier, arguments = _Classifier(match_attention(function, op)).function(name)

@@ -123,13 +123,13 @@ def float_fmod(r: ScalarBuilder, a: SSAValue, b: SSAValue) -> SSAValue:
     """C's fmod, in f64: the fused rest of a quotient that is at most one too large is exact, and so is its correction."""
     wide = a.type == f32
     x, y = (r.cast(arith.ExtFOp, v, f64) for v in (a, b)) if wide else (a, b)
-    divisor = r.math(math.AbsFOp, y)
-    size = r.math(math.AbsFOp, x)
+    divisor = r.marked(math.AbsFOp, (y,), "from_right")
+    size = r.marked(math.AbsFOp, (x,), "from_right")
     quotient = r.math(math.TruncOp, r.divide(size, divisor))
     rest = r.math(math.FmaOp, r.negate(quotient), divisor, size)
     rest = r.select(r.compare("lt", rest, r.constant(f64, 0.0)), r.add(rest, divisor), rest)
     rest = r.select(r.compare("lt", size, divisor), size, rest)
-    rest = r.math(math.CopySignOp, rest, x)
+    rest = r.marked(math.CopySignOp, (rest, x), "from_right")
     return r.cast(arith.TruncFOp, rest, f32) if wide else rest
 
 
@@ -184,9 +184,18 @@ def sign(r: ScalarBuilder, dtype: Attribute, x: Operand) -> SSAValue:
     return r.rounded(r.select(r.compare("gt", value, zero), one, negative), dtype)
 
 
-@elementwise("Arithmetic", "positive clone alias detach contiguous lift_fresh lift_fresh_copy lift")
+@elementwise("Arithmetic", "positive clone alias contiguous lift_fresh lift_fresh_copy lift")
 def same(r: ScalarBuilder, dtype: Attribute, x: Operand, *_: object) -> SSAValue:
     return r.convert(x, dtype)
+
+
+@elementwise("Arithmetic", "detach", "has no gradient")
+def detach(r: ScalarBuilder, dtype: Attribute, x: Operand) -> SSAValue:
+    value = r.convert(x, dtype)
+    if not is_float(dtype) or r.literal(value) is not None:
+        return value
+    wide = r.extended(value)
+    return r.rounded(r.marked(arith.MulfOp, (wide, r.constant(wide.type, 1.0)), "none"), dtype)
 
 
 @elementwise("Arithmetic", "addcmul")
@@ -214,8 +223,11 @@ def lerp(r: ScalarBuilder, dtype: Attribute, a: Operand, b: Operand, weight: Ope
 # -- minimum, maximum -------------------------------------------------------------------------------------------------
 
 
-def larger(r: ScalarBuilder, dtype: Attribute, a: SSAValue, b: SSAValue) -> SSAValue:
-    """max, NaN if one is."""
+def larger(r: ScalarBuilder, dtype: Attribute, a: SSAValue, b: SSAValue, tie: str = "") -> SSAValue:
+    """max, NaN if one is. `tie`: who has the gradient where both are equal, the "first", the "second", all of a chain of them
+    ("even") or nobody at all, ever ("none"); "" is half for each."""
+    if is_float(dtype) and tie:
+        return r.marked(arith.MaximumfOp, (a, b), tie)
     if is_float(dtype):
         return r.floating(arith.MaximumfOp, a, b)
     if dtype == i1:
@@ -223,8 +235,10 @@ def larger(r: ScalarBuilder, dtype: Attribute, a: SSAValue, b: SSAValue) -> SSAV
     return r.integer(arith.MaxSIOp if signed(dtype) else arith.MaxUIOp, a, b)
 
 
-def smaller(r: ScalarBuilder, dtype: Attribute, a: SSAValue, b: SSAValue) -> SSAValue:
-    """min, NaN if one is."""
+def smaller(r: ScalarBuilder, dtype: Attribute, a: SSAValue, b: SSAValue, tie: str = "") -> SSAValue:
+    """min, NaN if one is; `tie` as in `larger`."""
+    if is_float(dtype) and tie:
+        return r.marked(arith.MinimumfOp, (a, b), tie)
     if is_float(dtype):
         return r.floating(arith.MinimumfOp, a, b)
     if dtype == i1:
@@ -260,9 +274,9 @@ def fmin(r: ScalarBuilder, dtype: Attribute, a: Operand, b: Operand) -> SSAValue
 def clamp(r: ScalarBuilder, dtype: Attribute, x: Operand, low: Operand | None = None, high: Operand | None = None) -> SSAValue:
     value = r.lift(x, dtype)
     if low is not None:
-        value = larger(r, dtype, value, r.lift_rounded(low, dtype))
+        value = larger(r, dtype, value, r.lift_rounded(low, dtype), "first")
     if high is not None:
-        value = smaller(r, dtype, value, r.lift_rounded(high, dtype))
+        value = smaller(r, dtype, value, r.lift_rounded(high, dtype), "first")
     return r.rounded(value, dtype)
 
 

@@ -196,10 +196,10 @@ def atan2(r: ScalarBuilder, dtype: Attribute, a: Operand, b: Operand) -> SSAValu
 @unary("Functions", "asinh")
 def asinh(r: ScalarBuilder, x: SSAValue) -> SSAValue:
     one = r.constant(x.type, 1.0)
-    a = r.math(math.AbsFOp, x)
+    a = r.marked(math.AbsFOp, (x,), "from_right")
     root = r.math(math.SqrtOp, r.add(r.multiply(a, a), one))
     small = r.math(math.Log1pOp, r.add(a, r.divide(r.multiply(a, a), r.add(one, root))))
-    return r.math(math.CopySignOp, _unless_huge(r, a, small), x)
+    return r.marked(math.CopySignOp, (_unless_huge(r, a, small), x), "from_right")
 
 
 @unary("Functions", "acosh")
@@ -243,7 +243,9 @@ def xlogy(r: ScalarBuilder, dtype: Attribute, a: Operand, b: Operand) -> SSAValu
     x, y = r.lift(a, dtype), r.lift(b, dtype)
     zero = r.constant(x.type, 0.0)
     product = r.multiply(x, r.math(math.LogOp, y))
-    result = r.select(r.compare("eq", x, zero), zero, product)
+    # Elsewhere the product is 0 by itself, and its derivative by x is log y, as torch has it.
+    finite = r.both(r.compare("gt", y, zero), r.compare("lt", y, r.constant(y.type, float("inf"))))
+    result = r.select(r.both(r.compare("eq", x, zero), r.invert(finite)), zero, product)
     return r.rounded(r.select(r.is_nan(y), y, result), dtype)
 
 
@@ -303,7 +305,7 @@ def gelu(r: ScalarBuilder, dtype: Attribute, operand: Operand, approximate: str 
 @elementwise("Activations", "relu")
 def relu(r: ScalarBuilder, dtype: Attribute, x: Operand) -> SSAValue:
     value = r.lift(x, dtype)
-    return r.rounded(larger(r, dtype, value, r.constant(value.type, 0)), dtype)
+    return r.rounded(larger(r, dtype, value, r.constant(value.type, 0), "second"), dtype)
 
 
 @elementwise("Activations", "hardtanh")
@@ -313,12 +315,18 @@ def hardtanh(
     value = r.lift(x, dtype)
     floor = r.constant(value.type, -1) if low is None else r.lift_rounded(low, dtype)
     ceiling = r.constant(value.type, 1) if high is None else r.lift_rounded(high, dtype)
-    return r.rounded(smaller(r, dtype, larger(r, dtype, value, floor), ceiling), dtype)
+    return r.rounded(smaller(r, dtype, larger(r, dtype, value, floor, "second"), ceiling, "second"), dtype)
 
 
 @unary("Activations", "relu6")
 def relu6(r: ScalarBuilder, x: SSAValue) -> SSAValue:
-    return smaller(r, x.type, larger(r, x.type, x, r.constant(x.type, 0.0)), r.constant(x.type, 6.0))
+    return _between(r, x, 0.0, 6.0)
+
+
+def _between(r: ScalarBuilder, x: SSAValue, low: float, high: float) -> SSAValue:
+    """min(max(x, low), high), whose derivative is 0 at both ends."""
+    floor = larger(r, x.type, x, r.constant(x.type, low), "second")
+    return smaller(r, x.type, floor, r.constant(x.type, high), "second")
 
 
 @elementwise("Activations", "leaky_relu")
@@ -381,8 +389,7 @@ def softplus(r: ScalarBuilder, dtype: Attribute, x: Operand, beta: Operand, limi
 
 def _hard_gate(r: ScalarBuilder, x: SSAValue) -> SSAValue:
     """min(max(x + 3, 0), 6)"""
-    zero, three, six = (r.constant(x.type, c) for c in (0.0, 3.0, 6.0))
-    return smaller(r, x.type, larger(r, x.type, r.add(x, three), zero), six)
+    return _between(r, r.add(x, r.constant(x.type, 3.0)), 0.0, 6.0)
 
 
 @unary("Activations", "hardsigmoid")
@@ -417,5 +424,5 @@ def logit(r: ScalarBuilder, dtype: Attribute, x: Operand, eps: Operand | None = 
     one = r.constant(value.type, 1.0)
     if eps is not None:
         margin = r.lift(eps, dtype)
-        value = smaller(r, dtype, larger(r, dtype, value, margin), r.subtract(one, margin))
+        value = smaller(r, dtype, larger(r, dtype, value, margin, "first"), r.subtract(one, margin), "first")
     return r.rounded(r.math(math.LogOp, r.divide(value, r.subtract(one, value))), dtype)

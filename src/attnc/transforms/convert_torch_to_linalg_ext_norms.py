@@ -61,10 +61,10 @@ def _norm(r: ScalarBuilder, dtype: Attribute, source: Array, order: float, dims:
         return r.rounded(value, dtype)
 
     if order == float("inf"):
-        return reduce(r, source, dims, keepdim, dtype, zero, magnitude, lambda a, b: larger(r, f32, a, b), done)
+        return reduce(r, source, dims, keepdim, dtype, zero, magnitude, lambda a, b: larger(r, f32, a, b, "even"), done)
     if order == float("-inf"):
         start = carried_zero(r, dtype, float("inf"))
-        return reduce(r, source, dims, keepdim, dtype, start, magnitude, lambda a, b: smaller(r, f32, a, b), done)
+        return reduce(r, source, dims, keepdim, dtype, start, magnitude, lambda a, b: smaller(r, f32, a, b, "even"), done)
     if order == 0:
         one = r.constant(zero.type, 1.0)
 
@@ -80,7 +80,7 @@ def _norm(r: ScalarBuilder, dtype: Attribute, source: Array, order: float, dims:
             x = to_computed(value)
             return r.multiply(x, x)
 
-        root = lambda total: done(r.math(math.SqrtOp, total))  # noqa: E731
+        root = lambda total: done(r.marked(math.SqrtOp, (total,), "zero_at_zero"))  # noqa: E731
         return reduce(r, source, dims, keepdim, dtype, zero, squared, r.add, root)
     exponent, inverse = r.constant(zero.type, order), r.constant(zero.type, 1.0 / order)
     return reduce(
@@ -114,7 +114,7 @@ def logsumexp(r: ScalarBuilder, results: Sequence[VTensorType], source: Array, d
     infinity = r.constant(zero.type, float("inf"))
 
     def row(read: Row, lengths: Sequence[int]) -> SSAValue:
-        top = fold(r, lengths, low, lambda i: to_computed(read(i)), lambda a, b: larger(r, f32, a, b))
+        top = fold(r, lengths, low, lambda i: to_computed(read(i)), lambda a, b: larger(r, f32, a, b, "none"))
         infinite = r.compare("eq", r.math(math.AbsFOp, top), infinity)
         anchor = r.select(infinite, zero, top)
         total = fold(r, lengths, zero, lambda i: r.math(math.ExpOp, r.subtract(to_computed(read(i)), anchor)), r.add)
@@ -144,7 +144,7 @@ def deviation(
     correction: Any = None,
     keepdim: Any = None,
 ) -> Value:
-    return _variance(r, results[0].dtype, source, dims, correction, keepdim, lambda value: r.math(math.SqrtOp, value))
+    return _variance(r, results[0].dtype, source, dims, correction, keepdim, lambda value: r.marked(math.SqrtOp, (value,), "zero_at_zero"))
 
 
 def _variance(
@@ -188,7 +188,7 @@ def _softmax(r: ScalarBuilder, dtype: Attribute, source: Array, dim: Number, log
 
     def largest(row: tuple[SSAValue, ...]) -> SSAValue:
         low = carried_zero(r, dtype, float("-inf"))
-        return fold(r, [length], low, lambda i: read(row, i[0]), lambda a, b: larger(r, f32, a, b))
+        return fold(r, [length], low, lambda i: read(row, i[0]), lambda a, b: larger(r, f32, a, b, "none"))
 
     def total_of(row: tuple[SSAValue, ...]) -> SSAValue:
         def weight(i: list[SSAValue]) -> SSAValue:

@@ -248,7 +248,7 @@ def _extreme(r: ScalarBuilder, dtype: Attribute, greatest: bool) -> SSAValue:
     return carried_zero(r, dtype, value)
 
 
-def _limit(r: ScalarBuilder, source: Array, dims: Any, keepdim: Any, greatest: bool) -> Value:
+def _limit(r: ScalarBuilder, source: Array, dims: Any, keepdim: Any, greatest: bool, tie: str = "even") -> Value:
     dtype = source.dtype
     better = larger if greatest else smaller
     return reduce(
@@ -259,7 +259,7 @@ def _limit(r: ScalarBuilder, source: Array, dims: Any, keepdim: Any, greatest: b
         dtype,
         _extreme(r, dtype, greatest),
         r.extended,
-        lambda a, b: better(r, dtype, a, b),
+        lambda a, b: better(r, dtype, a, b, tie),
         lambda value: r.rounded(value, dtype),
     )
 
@@ -296,12 +296,12 @@ def argmin(r: ScalarBuilder, results: Sequence[VTensorType], source: Array, dim:
 
 @whole("Reductions", "max.dim")
 def max_dim(r: ScalarBuilder, results: Sequence[VTensorType], source: Array, dim: Any, keepdim: Any = None) -> tuple:
-    return _limit(r, source, dim, keepdim, True), _position(r, source, dim, keepdim, True)
+    return _limit(r, source, dim, keepdim, True, "first"), _position(r, source, dim, keepdim, True)
 
 
 @whole("Reductions", "min.dim")
 def min_dim(r: ScalarBuilder, results: Sequence[VTensorType], source: Array, dim: Any, keepdim: Any = None) -> tuple:
-    return _limit(r, source, dim, keepdim, False), _position(r, source, dim, keepdim, False)
+    return _limit(r, source, dim, keepdim, False, "first"), _position(r, source, dim, keepdim, False)
 
 
 def _position(r: ScalarBuilder, source: Array, dim: Any, keepdim: Any, greatest: bool) -> Value:

@@ -249,6 +249,14 @@ class RegionBuilder:
         """A `math` operation on floats."""
         return self.emit(op_type, operands, operands[0].type, _FLOAT_PROPERTIES)
 
+    def marked(self, op_type: type[Operation], operands: Sequence[SSAValue], mark: str) -> SSAValue:
+        """A float operation with an `attnc.derivative`: which subgradient it has at its kinks (see differentiate-attention)."""
+        value = self.emit(op_type, operands, operands[0].type, {**_FLOAT_PROPERTIES, "": StringAttr(mark)})
+        assert isinstance(value.owner, Operation)
+        value.owner.properties = dict(_FLOAT_PROPERTIES)
+        value.owner.attributes["attnc.derivative"] = StringAttr(mark)
+        return value
+
     def compare(self, relation: str, a: SSAValue, b: SSAValue, unsigned: bool = False) -> SSAValue:
         """`relation` is eq, ne, lt, le, gt or ge; on floats false where one is NaN, but for ne, as in torch."""
         left, right = self._literals.get(a), self._literals.get(b)
@@ -333,6 +341,8 @@ class RegionBuilder:
         level = len(self._blocks)
         used = {self._depths.get(operand, 0) for inner in op.walk() for operand in inner.operands}
         depth = max((depth for depth in used if depth < level), default=0)
+        if any(not inner.results and inner.name != scf.YieldOp.name for inner in body.walk()):
+            depth = level - 1  # it does something at every turn
         self._blocks[depth].add_op(op)
         if depth:
             for result in op.results:

@@ -40,11 +40,12 @@ def reassociation(*groups: Sequence[int]) -> ArrayAttr[ArrayAttr[IntegerAttr]]:
 
 
 def expand(block: Block, value: SSAValue, sizes: Sequence[SSAValue | int], hint: str) -> SSAValue:
+    """`value` with its dim 1 as two; `sizes` are those of the result."""
     static = [size if isinstance(size, int) else DYNAMIC_INDEX for size in sizes]
     op = tensor.ExpandShapeOp(
         value,
         [size for size in sizes if isinstance(size, SSAValue)],
-        reassociation([0], [1, 2], [3], [4]),
+        reassociation([0], [1, 2], *([dim] for dim in range(3, len(sizes)))),
         DenseArrayBase.from_list(i64, static),
         TensorType(element_of(value), [size if isinstance(size, int) else DYNAMIC_INDEX for size in sizes]),
     )

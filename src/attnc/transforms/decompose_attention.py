@@ -70,10 +70,10 @@ def run(module: ModuleOp, target: Target) -> None:
         if isinstance(op, OnlineAttentionOp):
             if not isinstance(op.parent_op(), tile.CaseOp | tile.ForOp | tile.GridOp):
                 raise LoweringError(f"{op.name} is not tiled: run tile-attention first")
-            _Decomposition(op, target).run()
+            Decomposition(op, target).run()
 
 
-class _Decomposition:
+class Decomposition:
     """Takes one tiled online_attention apart."""
 
     def __init__(self, op: OnlineAttentionOp, target: Target):
@@ -181,7 +181,7 @@ class _Decomposition:
                 x = m.cast("extf", x, self.score, "wide") if halves else x
                 return m.binary("mulf", x, factor, "scaled") if factor is not None else x
 
-            query = _map(build, type_, "query_scaled" if self.folded else "query_wide", {"x": query}, body)
+            query = map_tile(build, type_, "query_scaled" if self.folded else "query_wide", {"x": query}, body)
         self.query = build.add(tile.StageOp(query, "lhs", "task", type_), "query_staged")
         ops = list(block.ops)
         for op in ops:
@@ -281,7 +281,7 @@ class _Decomposition:
                 copy = op.clone(mapper)
                 block.add_op(copy)
                 if full:
-                    _prove(copy)
+                    prove(copy)
         body.insert(tile.YieldOp([mapper.get(yielded, yielded)]))
         erase_dead(block)
         used = [n for n, argument in enumerate(block.args) if n == 0 or argument.uses]
@@ -298,7 +298,7 @@ class _Decomposition:
         return build.add(tile.IotaOp(build.constant(0), tile.tile_type(*shapes[op.dimension], INDEX)))
 
     def _map(self, type_: TensorType, hint: str, inputs: dict[str, SSAValue], body) -> SSAValue:
-        return _map(self.build, type_, hint, inputs, body)
+        return map_tile(self.build, type_, hint, inputs, body)
 
     def _maximum(self) -> str:
         """The reduction of the row maximum. A NaN score makes its weight NaN, and so the sum: who reads the maximum together
@@ -320,7 +320,7 @@ class _Decomposition:
             return
         ln2 = self._outside(LN2, "ln2")
         block = Block()
-        natural = _map(
+        natural = map_tile(
             Builder(block), self.row_type, "max_natural", {"m": result}, lambda m, x: m.binary("mulf", x, ln2, "natural")
         )
         op = cast(Operation, natural.owner)
@@ -336,7 +336,7 @@ def _multiplies_pairs(op: OnlineAttentionOp, target: Target) -> bool:
     return wanted and tile.shape_of(op.query)[1] % 2 == 0 and all(isinstance(t.element_type, BFloat16Type) for t in both)
 
 
-def _map(build: Builder, type_: TensorType, hint: str, inputs: dict[str, SSAValue], body) -> SSAValue:
+def map_tile(build: Builder, type_: TensorType, hint: str, inputs: dict[str, SSAValue], body) -> SSAValue:
     """A `tile.map`; `body` gets a builder and the elements of `inputs`, whose keys name them, and returns the result."""
     block = Block(arg_types=[cast(TensorType, value.type).element_type for value in inputs.values()])
     for argument, name in zip(block.args, inputs, strict=True):
@@ -347,7 +347,7 @@ def _map(build: Builder, type_: TensorType, hint: str, inputs: dict[str, SSAValu
     return build.add(op, hint)
 
 
-def _prove(op: Operation) -> None:
+def prove(op: Operation) -> None:
     """Marks the gathers in `op` as proven."""
     for inner in op.walk():
         if isinstance(inner, tile.GatherOp) and inner.live is not None:

@@ -79,12 +79,12 @@ def run(module: ModuleOp, target: Target) -> None:
             if len(ops) > 1:
                 raise LoweringError(f"@{function.sym_name.data}: more than one attention in a function")
             if ops:
-                kernel = _Tiling(module, match_attention(function, ops[0])).kernel()
+                kernel = Tiling(module, match_attention(function, ops[0])).kernel()
                 module.body.block.insert_op_before(kernel, function)
                 module.body.block.erase_op(function)
 
 
-class _Tiling:
+class Tiling:
     """Builds the kernel of one function."""
 
     def __init__(self, module: ModuleOp, attention: Attention):
@@ -322,10 +322,10 @@ class _Tiling:
         op = tile.ForOp(self.c0, self.keys, self.columns, inits, Region(block))
         return grid.insert(op, "max", "sum", "acc")
 
-    def _classifier(self) -> tuple[str, list[SSAValue]]:
+    def _classifier(self, queries: bool = False) -> tuple[str, list[SSAValue]]:
         attribute = self.op.attributes.get("attnc.classifier")
         name = attribute.root_reference.data if isinstance(attribute, SymbolRefAttr) else None
-        name = bound_classifier(self.module, self.function, name, is_unmasked(self.op))
+        name = bound_classifier(self.module, self.function, name, is_unmasked(self.op), queries)
         arguments = self.op.attributes.get("attnc.classifier_arguments")
         if not isinstance(arguments, DenseArrayBase):
             return name, []

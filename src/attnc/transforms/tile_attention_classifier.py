@@ -1,4 +1,4 @@
-"""The classifier of a kernel learns where the keys end."""
+"""The classifier of a kernel learns where the keys end, and the queries where those do not bound the tasks."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from attnc.dialects.tile import EMPTY, FULL, PARTIAL
 BOUNDS = ("b", "h0", "h1", "q0", "q1", "k0", "k1")
 
 
-def bound_classifier(module: ModuleOp, function: FuncOp, name: str | None, unmasked: bool) -> str:
+def bound_classifier(module: ModuleOp, function: FuncOp, name: str | None, unmasked: bool, queries: bool = False) -> str:
     """Adds a last argument `%keys` to the classifier, and returns its name. Where there is none, makes one: every block is
-    FULL if the attention is `unmasked` (no mask, no gather to check), else PARTIAL.
+    FULL if the attention is `unmasked` (no mask, no gather to check), else PARTIAL. With `queries`, `%queries` follows, and of the
+    rows the same holds.
 
     Before: `@classify(%b, …, %k1, …) { …; return %class }`. After:
 
@@ -28,14 +29,22 @@ def bound_classifier(module: ModuleOp, function: FuncOp, name: str | None, unmas
         _add_constant(module, function, name, FULL if unmasked else PARTIAL)
     classifier = _function(module, name)
     assert classifier is not None
+    _bound(classifier, "key", "keys")
+    if queries:
+        _bound(classifier, "query", "queries")
+    return name
+
+
+def _bound(classifier: FuncOp, one: str, all_: str) -> None:
     block = classifier.body.block
     keys = block.insert_arg(INDEX, len(block.args))
-    keys.name_hint = "keys"
-    k0, k1 = block.args[5], block.args[6]
+    keys.name_hint = all_
+    first_bound = BOUNDS.index("k0" if one == "key" else "q0")
+    k0, k1 = block.args[first_bound], block.args[first_bound + 1]
     head, tail = Block(), Block()
     build = Builder(head)
-    last = build.binary("subi", keys, build.constant(1), "last_key")
-    inside = build.binary("minsi", k1, last, "k1_inside")
+    last = build.binary("subi", keys, build.constant(1), f"last_{one}")
+    inside = build.binary("minsi", k1, last, f"{k1.name_hint}_inside")
     k1.replace_uses_with_if(inside, lambda use: use.operation is not inside.owner)
 
     returned = block.last_op
@@ -61,7 +70,6 @@ def bound_classifier(module: ModuleOp, function: FuncOp, name: str | None, unmas
         block.insert_op_before(op, returned)
     returned.operands[0] = result
     classifier.properties["function_type"] = FunctionType.from_lists([argument.type for argument in block.args], [i32])
-    return name
 
 
 def _function(module: ModuleOp, name: str) -> FuncOp | None:

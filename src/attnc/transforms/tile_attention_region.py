@@ -29,6 +29,7 @@ from attnc.analysis.attention import (
     slice_of,
 )
 from attnc.dialects import tile
+from attnc.dialects.attention_backward import AccumulateOp, DerivativeYieldOp
 from attnc.dialects.building import Builder, erase_dead
 from attnc.dialects.linalg_ext import IndexOp, YieldOp
 from attnc.errors import LoweringError
@@ -52,6 +53,7 @@ def tile_region(
     keys: SSAValue,
     prelude: Builder,
     outer: Callable[[SSAValue], SSAValue],
+    queries: SSAValue | None = None,
 ) -> Region:
     """A copy of the region for tiles.
 
@@ -74,40 +76,75 @@ def tile_region(
         %x = select(%live, %modified, -inf)
 
     A gather is checked where the mask keeps the pair ("kept"), everywhere ("all"), or where a BlockMask lists the block as
-    partial ("listed"); it never counts beyond the keys. Neither does a zero divisor: where it does not count, it becomes 1.
+    partial ("listed"); it never counts beyond the keys (nor beyond `queries`, where those are given). Neither does a zero divisor: where it does not count, it becomes 1.
     """
-    return _TileRegion(attention, positions, key, keys, prelude, outer).build()
+    return _TileRegion(attention, attention.op.region.block, positions, key, prelude, outer).build(keys, queries)
+
+
+def tile_derivative(
+    attention: Attention,
+    derivative: Block,
+    positions: Positions,
+    key: SSAValue,
+    prelude: Builder,
+    outer: Callable[[SSAValue], SSAValue],
+    gradients: dict[SSAValue, SSAValue],
+) -> Region:
+    """A copy of a derivative for tiles: as `tile_region`, but every gather counts where the pair is live, and what is accumulated goes to
+    `gradients`: the buffer of each captured tensor's gradient."""
+    return _TileRegion(attention, derivative, positions, key, prelude, outer).build_derivative(gradients)
 
 
 class _TileRegion:
     def __init__(
         self,
         attention: Attention,
+        source: Block,
         positions: Positions,
         key: SSAValue,
-        keys: SSAValue,
         prelude: Builder,
         outer: Callable[[SSAValue], SSAValue],
     ):
         self.attention = attention
-        self.positions, self.key, self.keys = positions, key, keys
+        self.positions, self.key = positions, key
         self.prelude, self.outer = prelude, outer
-        self.source = attention.op.region.block
-        self.block = Block(arg_types=[self.source.args[0].type])
-        self.block.args[0].name_hint = "score"
+        self.source = source
+        self.block = Block(arg_types=[argument.type for argument in source.args])
         self.build_ = Builder(self.block)
-        self.mapper: dict[SSAValue, SSAValue] = {self.source.args[0]: self.block.args[0]}
+        self.mapper: dict[SSAValue, SSAValue] = dict(zip(source.args, self.block.args, strict=True))
+        for old, new in self.mapper.items():
+            new.name_hint = old.name_hint
+        self.block.args[0].name_hint = "score"
         self.read: dict[SSAValue, SSAValue] = {}
         self.at: dict[int, SSAValue] = {}
         self.row = self.build_.add(IndexOp(0), "row")
         self.column = self.build_.add(IndexOp(1), "column")
 
-    def build(self) -> Region:
+    def build_derivative(self, gradients: dict[SSAValue, SSAValue]) -> Region:
+        last = self.source.last_op
+        assert isinstance(last, DerivativeYieldOp)
+        live = self.block.args[2]
+        self.inside = live
+        self.live = {"kept": live, "all": live, "listed": live}
+        self._copy({op for op in self.source.ops if op is not last})
+        into = {self._value(capture): gradient for capture, gradient in gradients.items()}
+        for op in list(self.block.walk()):
+            if isinstance(op, AccumulateOp):
+                indices = list(op.indices) or [self.prelude.constant(0)]
+                Rewriter.replace_op(op, AccumulateOp(op.value, into[op.target], indices), [])
+        self.build_.insert(DerivativeYieldOp([self._value(value) for value in last.values]))
+        erase_dead(self.block)
+        return Region(self.block)
+
+    def build(self, keys: SSAValue, queries: SSAValue | None) -> Region:
         build = self.build_
         select = final_select(self.source)
         last = self.source.last_op
         assert isinstance(last, YieldOp)
-        self.inside = build.compare("slt", self._position(KEY), self.keys, "inside")
+        self.inside = build.compare("slt", self._position(KEY), keys, "inside")
+        if queries is not None:
+            row_inside = build.compare("slt", self._position(QUERY), queries, "row_inside")
+            self.inside = build.binary("andi", self.inside, row_inside, "pair_inside")
         self.live = {"kept": self.inside, "all": self.inside, "listed": self.inside}
 
         class_ = block_class(self.attention)

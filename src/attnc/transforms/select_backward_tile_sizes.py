@@ -1,0 +1,60 @@
+"""Chooses how many keys make a task of the backward pass and how many query rows a block, for the target.
+
+Before:
+
+    %d_query, %d_key, … = "attnc.attention_backward"(…)
+
+After:
+
+    %d_query, %d_key, … = "attnc.attention_backward"(…) {attnc.tile = {rows = 48 : i64, keys = 64 : i64}}
+
+Sizes follow from the target record and the head dims alone; the knobs ATTNC_TILE_ROWS and ATTNC_TILE_KEYS override them. An
+operation that has sizes keeps them.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+from xdsl.dialects.builtin import AnyFloat, DictionaryAttr, IntegerAttr, ModuleOp, TensorType, i64
+from xdsl.ir import SSAValue
+
+from attnc import knobs
+from attnc.analysis.machine import register_tile
+from attnc.dialects.attention_backward import AttentionBackwardOp
+from attnc.target import Target
+from attnc.transforms.select_tile_sizes import ATTRIBUTE
+
+NAME = "select-backward-tile-sizes"
+
+ROWS = 48
+"""About so many query rows in a block."""
+MIN_KEYS, MAX_KEYS = 32, 128
+
+
+def run(module: ModuleOp, target: Target) -> None:
+    """Gives every attention_backward of the module its tile sizes."""
+    for op in module.walk():
+        if isinstance(op, AttentionBackwardOp) and ATTRIBUTE not in op.attributes:
+            bits = cast(AnyFloat, op.region.block.args[0].type).bitwidth
+            rows, keys = backward_tile_sizes(target, _columns(op.query), _columns(op.value), bits)
+            sizes = {"rows": knobs.tile_rows() or rows, "keys": knobs.tile_keys() or keys}
+            op.attributes[ATTRIBUTE] = DictionaryAttr({name: IntegerAttr(size, i64) for name, size in sizes.items()})
+
+
+def backward_tile_sizes(target: Target, head_dim: int, value_dim: int, element_bits: int) -> tuple[int, int]:
+    """(rows of a block, keys of a task).
+
+    A task's keys and values, packed and as they are, and their gradients take half of L2: six tiles. More keys mean fewer times
+    that the gradient of the query is read and written.
+    """
+    strip, _ = register_tile(target, element_bits)
+    fit = target.l2_bytes // 2 // (element_bits // 8 * 3 * (head_dim + value_dim))
+    keys = max(MIN_KEYS, min(MAX_KEYS, fit))
+    return strip * max(1, round(ROWS / strip)), 1 << (keys.bit_length() - 1)
+
+
+def _columns(operand: SSAValue) -> int:
+    """The last dimension; 64 stands in where it is dynamic."""
+    size = cast(TensorType, operand.type).get_shape()[-1]
+    return size if size > 0 else 64

@@ -1,0 +1,119 @@
+"""The gradients of attention by torch's autograd, densely: in f64 (the oracle), or in the inputs' dtype as eager torch has them.
+
+The formula is that of oracle.py. A mod is only called on live pairs: what it would give for a dead one has no gradient, were it NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from oracle import IndexByScalars, Problem, modified
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Of query, key, value, the scale (0-d) and each captured tensor, for a loss of which `grad_out` and `grad_lse` are the gradients."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    scale: Tensor
+    captures: list[Tensor | None]
+
+    def all(self) -> list[Tensor | None]:
+        return [self.query, self.key, self.value, self.scale, *self.captures]
+
+
+def oracle_gradients(problem: Problem, captures: Sequence[Tensor], grad_out: Tensor, grad_lse: Tensor | None) -> Gradients:
+    """In f64. f32 captured tensors become f64 meanwhile; those of half types keep their roundings."""
+    with _widened(captures):
+        return _gradients(problem, captures, grad_out, grad_lse, torch.float64)
+
+
+def eager_gradients(problem: Problem, captures: Sequence[Tensor], grad_out: Tensor, grad_lse: Tensor | None) -> Gradients:
+    """In the inputs' own dtype: products in f32 (f64 for f64), the weights rounded, as eager flex_attention has them."""
+    return _gradients(problem, captures, grad_out, grad_lse, problem.query.dtype)
+
+
+@contextmanager
+def _widened(captures: Sequence[Tensor]) -> Iterator[None]:
+    narrow = [tensor for tensor in captures if tensor.dtype == torch.float32]
+    kept = [tensor.data for tensor in narrow]
+    try:
+        for tensor in narrow:
+            tensor.data = tensor.data.double()
+        yield
+    finally:
+        for tensor, data in zip(narrow, kept, strict=True):
+            tensor.data = data
+
+
+def _gradients(
+    problem: Problem, captures: Sequence[Tensor], grad_out: Tensor, grad_lse: Tensor | None, dtype: torch.dtype
+) -> Gradients:
+    working = torch.float64 if dtype == torch.float64 else torch.float32
+    query, key, value = (t.detach().to(dtype).requires_grad_() for t in (problem.query, problem.key, problem.value))
+    scale = torch.tensor(problem.scaling, dtype=working, requires_grad=True)
+    floats = [tensor for tensor in captures if tensor.is_floating_point()]
+    before = [tensor.requires_grad for tensor in floats]
+    for tensor in floats:
+        tensor.requires_grad_()
+    try:
+        out, lse = _attention(problem, query, key, value, scale, working)
+        loss = (out.to(grad_out.dtype if dtype != torch.float64 else torch.float64) * grad_out.to(out.dtype)).sum()
+        if grad_lse is not None:
+            loss = loss + torch.where(lse == -torch.inf, 0, lse * grad_lse.to(lse.dtype)).sum()
+        found = torch.autograd.grad(loss, [query, key, value, scale, *floats], allow_unused=True, materialize_grads=True)
+    finally:
+        for tensor, required in zip(floats, before, strict=True):
+            tensor.requires_grad_(required)
+    rest = iter(found[4:])
+    of_captures = [next(rest) if tensor.is_floating_point() else None for tensor in captures]
+    return Gradients(*found[:4], of_captures)
+
+
+def _attention(
+    problem: Problem, query: Tensor, key: Tensor, value: Tensor, scale: Tensor, working: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    batch, heads, queries, _ = query.shape
+    head_of = torch.arange(heads) // (heads // key.shape[1])
+    kv = torch.arange(batch) if key.shape[0] > 1 else torch.zeros(batch, dtype=torch.long)
+    wide_key, wide_value = key[kv][:, head_of], value[torch.arange(batch) if value.shape[0] > 1 else kv][:, head_of]
+    natural = (query.to(working) @ wide_key.to(working).mT) * scale
+    with torch.no_grad():
+        scores = torch.stack([modified(problem, natural[b], b, slice(0, queries)) for b in range(batch)])
+        live = scores != -torch.inf
+    if problem.score_mod is None:
+        x = natural[live]
+    else:
+        places = [place.int() for place in live.nonzero(as_tuple=True)]
+
+        def call(*arguments: Tensor) -> Tensor:
+            with IndexByScalars():
+                return problem.score_mod(*arguments)  # pyright: ignore[reportOptionalCall]
+
+        chosen = natural[live]
+        x = torch.vmap(call)(chosen, *places).to(working) if len(chosen) else chosen
+    scores = torch.full_like(natural, -torch.inf).masked_scatter(live, x)
+    top = scores.detach().amax(dim=-1, keepdim=True)
+    top = torch.where(top == -torch.inf, 0, top)
+    weights = (scores - top).exp()
+    total = weights.sum(dim=-1, keepdim=True)
+    dead = total == 0
+    total = torch.where(dead, 1, total)
+    out = (weights / total).to(query.dtype) @ wide_value
+    lse = torch.where(dead, -torch.inf, top + total.log())[..., 0]
+    return torch.where(dead, 0, out), lse
+
+
+
+def check(what: str, actual: Tensor, exact: Tensor, plain: Tensor, dtype: torch.dtype) -> None:
+    """Raises AssertionError where a gradient breaks the accuracy rule of oracle.py."""
+    from oracle import _compare
+
+    _compare(what, actual, exact, plain, dtype)
