@@ -50,7 +50,7 @@ def interpreted_gradients(
     module = backward_module(call, wanted)
     out, lse = flex.run(call)[:2] if out_lse is None else out_lse
     assert lse is not None
-    batch, heads, queries, _ = call.query.shape
+    batch = call.query.shape[0]
     given: list[Any] = []
     for tensor in (call.query, call.key, call.value):
         given.append(to_array(tensor.expand(batch, -1, -1, -1)))
@@ -78,7 +78,7 @@ def interpreted_gradients(
             tensors.append(None)
             continue
         found = torch.from_numpy(result)
-        if tensor is call.key or tensor is call.value and tensor.shape[0] != batch:
+        if tensor is call.key or (tensor is call.value and tensor.shape[0] != batch):
             found = found.sum(0, keepdim=True) if tensor.shape[0] != batch else found
         tensors.append(found.reshape(tensor.shape))
     return tensors, captures

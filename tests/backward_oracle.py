@@ -1,6 +1,8 @@
-"""The gradients of attention by torch's autograd, densely: in f64 (the oracle), or in the inputs' dtype as eager torch has them.
+"""The gradients of attention by torch's autograd, densely: in f64 (the oracle), or in the inputs' dtype as eager torch has
+them.
 
-The formula is that of oracle.py. A mod is only called on live pairs: what it would give for a dead one has no gradient, were it NaN.
+The formula is that of oracle.py. A mod is only called on live pairs: what it would give for a dead one has no gradient, were
+it NaN.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from oracle import IndexByScalars, Problem, modified
 
 @dataclass(frozen=True)
 class Gradients:
-    """Of query, key, value, the scale (0-d) and each captured tensor, for a loss of which `grad_out` and `grad_lse` are the gradients."""
+    """Of query, key, value, the scale (0-d) and each captured tensor, for a loss of which `grad_out` and `grad_lse` are the
+    gradients."""
 
     query: Tensor
     key: Tensor
@@ -109,7 +112,6 @@ def _attention(
     out = (weights / total).to(query.dtype) @ wide_value
     lse = torch.where(dead, -torch.inf, top + total.log())[..., 0]
     return torch.where(dead, 0, out), lse
-
 
 
 def check(what: str, actual: Tensor, exact: Tensor, plain: Tensor, dtype: torch.dtype) -> None:

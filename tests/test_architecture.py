@@ -30,6 +30,7 @@ LAYERS: list[set[str]] = [
         "programs",
         "checks",
         "lowered",
+        "backward",
         "numpy",
         "scaled_dot_product",
         "torch_op",

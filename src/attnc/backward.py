@@ -46,17 +46,15 @@ def attention_backward(
     Returns one entry for each of `needs`: dense, in the dtype of what it is the gradient of (the scale's: 0-d f64) and of its
     whole shape, stride-0 dims included; that of query, key and value in their order of strides. None where it is not needed.
 
-    Raises `CaptureIndexError` where captured tensors have changed since the forward pass, so that an index is out of range; what
-    compiling raises.
+    Raises `CaptureIndexError` where captured tensors have changed since the forward pass, so that an index is out of range;
+    what compiling raises.
     """
-    wanted = tuple(
-        bool(needed) and (n < 4 or captures[n - 4].is_floating_point()) for n, needed in enumerate(needs)
-    )
+    wanted = tuple(bool(needed) and (n < 4 or captures[n - 4].is_floating_point()) for n, needed in enumerate(needs))
     sources = [query, key, value, None, *captures]
     if not any(wanted):
         return [None] * len(wanted)
     batch, heads, queries, _ = query.shape
-    if grad_out is None and grad_lse is None or not batch * heads * queries * key.shape[2]:
+    if (grad_out is None and grad_lse is None) or not batch * heads * queries * key.shape[2]:
         return [_nothing(source) if needed else None for source, needed in zip(sources, wanted, strict=True)]
     statistics = torch.float64 if query.dtype is torch.float64 else torch.float32
     program = programs.backward_program(record, signature, wanted)
@@ -87,9 +85,7 @@ def attention_backward(
         results.append(result)
     if program.launch(words, (query_, key_, value_, captures, blocks, read, results)):
         raise CaptureIndexError("an index into a captured tensor is out of range, which it was not in the forward pass")
-    return [
-        result if result is None else _finished(result, source) for result, source in zip(results, sources, strict=True)
-    ]
+    return [result if result is None else _finished(result, source) for result, source in zip(results, sources, strict=True)]
 
 
 def _unit(tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -132,5 +128,3 @@ def _nothing(source: Tensor | None) -> Tensor:
     if source.dim() != 4:
         return torch.zeros(source.shape, dtype=source.dtype)
     return torch.empty_strided(source.shape, output_strides(source.shape, source.stride()), dtype=source.dtype).zero_()
-
-

@@ -141,7 +141,8 @@ def _possible_stages(module: ModuleOp) -> tuple[str, str]:
         return SOURCE, SOURCE
     if "attnc.attention_backward" in names:
         tiled = "tile.kernel" in names
-        return ("tile-attention-backward",) * 2 if tiled else ("differentiate-attention", "select-backward-tile-sizes")
+        first, last = "differentiate-attention", "select-backward-tile-sizes"
+        return ("tile-attention-backward", "tile-attention-backward") if tiled else (first, last)
     if "tile.kernel" in names:
         tiled = "iree_linalg_ext.online_attention" in names
         last = road_of(module)[-1]
@@ -216,7 +217,8 @@ def compile_module(module: ModuleOp, target: Target, observe: Observer | None = 
 
 
 def compile_attention(record: Any, signature: Signature, needs: Sequence[bool] = ()) -> tuple[list[bytes], dict[str, Any]]:
-    """The objects and the record for captured mods and the signature of a call: of the gradients that are needed, if any are."""
+    """The objects and the record for captured mods and the signature of a call: of the gradients that are needed, if any
+    are."""
     from attnc.capture.to_torch import to_torch
 
     return compile_module(to_torch(record, signature, needs), Target.host(), _dumper())

@@ -69,8 +69,8 @@ _BLOCK_STRIDES = "?x?x?x1"
 
 
 def to_torch(record: Record, signature: Signature, needs: Sequence[bool] = ()) -> ModuleOp:
-    """The module of stage "torch" for `record`, called on tensors of `signature`. `needs` says which of query, key, value, scale and
-    the captured tensors want a gradient: if any do, the module goes the backward road."""
+    """The module of stage "torch" for `record`, called on tensors of `signature`. `needs` says which of query, key, value,
+    scale and the captured tensors want a gradient: if any do, the module goes the backward road."""
     functions: list[Operation] = []
     if record.score is not None:
         functions.append(_mod(record, record.score, "score_mod", SCORE_ARGUMENTS))

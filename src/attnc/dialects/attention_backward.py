@@ -1,7 +1,8 @@
 """The derivative of attention as one operation: the `attnc` dialect.
 
 `attnc.attention_backward` reads what the forward pass read, what it gave (`out`, `lse`) and the gradients of that (`d_out`,
-`d_lse`), all through indexing maps over the forward's iteration domain. With p = exp(s - lse), the weights, and 0 where s = -inf,
+`d_lse`), all through indexing maps over the forward's iteration domain. With p = exp(s - lse), the weights, and 0 where s =
+-inf,
 
     d_value = pᵀ d_out        d_p = d_out valueᵀ        d_s = p (d_p - rowsum(d_out out) + d_lse)
     d_score = derivative(score, d_s)       d_query = scale d_score key      d_key = scale d_scoreᵀ query
@@ -161,7 +162,9 @@ class AttentionBackwardOp(IRDLOperation, OverDomain):
         return self.results[self.wanted.index(name)] if name in self.wanted else None
 
     def verify_(self):
-        if list(self.wanted) != [name for name in GRADIENTS if name in self.wanted] or len(set(self.wanted)) != len(self.wanted):
+        if list(self.wanted) != [name for name in GRADIENTS if name in self.wanted] or len(set(self.wanted)) != len(
+            self.wanted
+        ):
             raise self._refuse(f"gradients are some of {', '.join(GRADIENTS)}, in this order; got {', '.join(self.wanted)}")
         self._verify_maps()
         self._verify_roles()
@@ -236,8 +239,10 @@ class AttentionBackwardOp(IRDLOperation, OverDomain):
             raise self._refuse(f"the region must yield one {score}, by iree_linalg_ext.yield")
         block = self.derivative.block
         if [argument.type for argument in block.args] != [score, score, i1]:
-            raise self._refuse(f"the derivative takes the score, the gradient of what it became, and whether it is live: "
-                               f"({score}, {score}, i1)")
+            raise self._refuse(
+                f"the derivative takes the score, the gradient of what it became, and whether it is live: "
+                f"({score}, {score}, i1)"
+            )
         last = block.last_op
         if not isinstance(last, DerivativeYieldOp) or [value.type for value in last.values] not in ([], [score]):
             raise self._refuse(f"the derivative must yield one {score} or nothing, by attnc.yield")
@@ -249,4 +254,3 @@ class AttentionBackwardOp(IRDLOperation, OverDomain):
 
 
 AttncDialect = Dialect("attnc", [AttentionBackwardOp, AccumulateOp, DerivativeYieldOp])
-

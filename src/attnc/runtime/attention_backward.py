@@ -19,9 +19,9 @@ SUMS = ("d_query", "d_scale", "d_capture")
 class AttentionBackward:
     """A program whose arguments have roles: what the forward pass read and gave, the gradients of that, then gradients.
 
-    All buffers are of rank 4 ([B, H, S, D]; key and value and their gradients broadcast to the query's batch), but lse and d_lse
-    (3), captured tensors, and d_scale and the gradients of 0-d captures, which have one element. `launch(words, keep)` runs it on
-    the words of `record.arguments`, as `Kernel.launch`.
+    All buffers are of rank 4 ([B, H, S, D]; key and value and their gradients broadcast to the query's batch), but lse and
+    d_lse (3), captured tensors, and d_scale and the gradients of 0-d captures, which have one element. `launch(words, keep)`
+    runs it on the words of `record.arguments`, as `Kernel.launch`.
     """
 
     def __init__(self, record: KernelRecord, objects: Sequence[bytes]):
@@ -29,7 +29,9 @@ class AttentionBackward:
         order = (*READ, *WRITTEN)
         roles = [argument.role for argument in record.arguments]
         if [role for role in roles if role not in order] or sorted(roles, key=order.index) != roles:
-            raise CompileError(f"kernel {record.name} has arguments of roles {roles}, which is not the order of a backward pass")
+            raise CompileError(
+                f"kernel {record.name} has arguments of roles {roles}, which is not the order of a backward pass"
+            )
         missing = [role for role in ("query", "key", "value", "scale", "out", "lse", "d_out") if roles.count(role) != 1]
         if missing:
             raise CompileError(f"kernel {record.name} lacks {', '.join(missing)}: {roles}")

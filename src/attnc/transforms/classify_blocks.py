@@ -69,7 +69,11 @@ def run(module: ModuleOp, target: Target) -> None:
         if not isinstance(function, FuncOp) or not function.body.blocks:
             continue
         for op in function.body.block.ops:
-            if isinstance(op, OnlineAttentionOp | AttentionBackwardOp) and "attnc.classifier" not in op.attributes and not is_unmasked(op):
+            if (
+                isinstance(op, OnlineAttentionOp | AttentionBackwardOp)
+                and "attnc.classifier" not in op.attributes
+                and not is_unmasked(op)
+            ):
                 names = {other.sym_name.data for other in module.ops if isinstance(other, FuncOp)}
                 name = "classify" if "classify" not in names else f"{function.sym_name.data}_classify"
                 classifier, arguments = _Classifier(match_attention(function, op)).function(name)

@@ -144,7 +144,9 @@ def deviation(
     correction: Any = None,
     keepdim: Any = None,
 ) -> Value:
-    return _variance(r, results[0].dtype, source, dims, correction, keepdim, lambda value: r.marked(math.SqrtOp, (value,), "zero_at_zero"))
+    return _variance(
+        r, results[0].dtype, source, dims, correction, keepdim, lambda value: r.marked(math.SqrtOp, (value,), "zero_at_zero")
+    )
 
 
 def _variance(

@@ -2,7 +2,8 @@
 
 Before, in the body of a `tile.for` over blocks of query rows:
 
-    %d_query_part, %d_key_new, %d_value_new = "attnc.attention_backward"(%query_tile, %key_tile, %value_tile, %scale, %out_tile, …)
+    %d_query_part, %d_key_new, %d_value_new = "attnc.attention_backward"(%query_tile, %key_tile, %value_tile, %scale,
+    %out_tile, …)
 
 After:
 

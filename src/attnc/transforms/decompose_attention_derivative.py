@@ -1,13 +1,19 @@
 """A derivative on tiles: maps over the pairs of a block, and sums into the gradients of captured tensors.
 
-    "attnc.accumulate"(%share, %d_bias, %hi, %i)      =>      %shares = tile.map (%s = %scores, %d = %d_modified, …) { … yield %share }
-                                                              %d_bias_index = tile.map (%qi = %q, …) { … yield %i, wrapped once }
-                                                              tile.accumulate %shares into %d_bias[%h, %d_bias_index] owners […]
+Before:
 
-Where no index is another from key to key, the shares of a row are summed before. An index that is a position is the tile that holds
-it; another is computed in a map of its own, over rows, keys or pairs, as what it depends on. `owners` are the dimensions of the grid
-(batch, key/value head, block of keys) in which tasks may meet in one element: all but those that an index tells apart.
-An accumulate inside of a loop over a row is done for each turn: such loops are written out.
+    "attnc.accumulate"(%share, %d_bias, %hi, %i)
+
+After:
+
+    %shares = tile.map (%s = %scores, %d = %d_modified, …) { … yield %share }
+    %d_bias_index = tile.map (%qi = %q, …) { … yield %i, wrapped once }
+    tile.accumulate %shares into %d_bias[%h, %d_bias_index] owners […]
+
+Where no index is another from key to key, the shares of a row are summed before. An index that is a position is the tile that
+holds it; another is computed in a map of its own, over rows, keys or pairs, as what it depends on. `owners` are the
+dimensions of the grid (batch, key/value head, block of keys) in which tasks may meet in one element: all but those that an
+index tells apart. An accumulate inside of a loop over a row is done for each turn: such loops are written out.
 """
 
 from __future__ import annotations
@@ -220,11 +226,10 @@ class Derivative:
                 copy = op.clone(mapper)
                 block.add_op(copy)
                 for inner in list(copy.walk()):
-                    if isinstance(inner, tile.GatherOp) and inner.live is not None:
-                        if full:
-                            _proven(inner)
-                        elif not pairs:
-                            self._guarded(inner)
+                    if isinstance(inner, tile.GatherOp) and inner.live is not None and (full or not pairs):
+                        new = _proven(inner) if full else self._guarded(inner)
+                        if inner is copy:
+                            mapper[op.results[0]] = new.result
         result = mapper.get(value, value)
         if body is not None:
             result = body(m, result)
@@ -236,9 +241,9 @@ class Derivative:
                 block.erase_arg(argument)
         return build.add(tile.MapOp([inputs[n] for n in used], type_, Region(block)), hint)
 
-    def _guarded(self, gather: tile.GatherOp) -> None:
-        """A gather of a whole row or column, where no pair is at hand: it is read where it is in range, for where it is not, no pair is
-        live."""
+    def _guarded(self, gather: tile.GatherOp) -> tile.GatherOp:
+        """A gather of a whole row or column, where no pair is at hand: it is read where it is in range, for where it is not,
+        no pair is live."""
         block = gather.parent
         assert block is not None
         inner = Block()
@@ -254,11 +259,14 @@ class Derivative:
             block.insert_op_before(op, gather)
         replacement = tile.GatherOp(gather.buffer, list(gather.indices), inside, gather.label.data if gather.label else None)
         Rewriter.replace_op(gather, replacement)
+        return replacement
 
 
-def _proven(gather: tile.GatherOp) -> None:
+def _proven(gather: tile.GatherOp) -> tile.GatherOp:
     label = gather.label.data if gather.label is not None else None
-    Rewriter.replace_op(gather, tile.GatherOp(gather.buffer, list(gather.indices), None, label, proven=True))
+    replacement = tile.GatherOp(gather.buffer, list(gather.indices), None, label, proven=True)
+    Rewriter.replace_op(gather, replacement)
+    return replacement
 
 
 def _position(index: SSAValue) -> SSAValue | None:
@@ -272,7 +280,9 @@ def _made_from(value: SSAValue, scalar: SSAValue) -> bool:
     if value is scalar:
         return True
     owner = value.owner
-    return isinstance(owner, Operation) and owner.name.startswith("arith.") and any(_made_from(o, scalar) for o in owner.operands)
+    return (
+        isinstance(owner, Operation) and owner.name.startswith("arith.") and any(_made_from(o, scalar) for o in owner.operands)
+    )
 
 
 # -- loops that accumulate ------------------------------------------------------------------------------------------------
@@ -294,7 +304,9 @@ def _accumulates(loop: scf.ForOp) -> bool:
 
 def _turns(loop: scf.ForOp) -> int:
     """Turns of a loop and of those in it that accumulate."""
-    return length_of(loop) * python_math.prod(_turns(op) for op in loop.body.block.ops if isinstance(op, scf.ForOp) and _accumulates(op))
+    return length_of(loop) * python_math.prod(
+        _turns(op) for op in loop.body.block.ops if isinstance(op, scf.ForOp) and _accumulates(op)
+    )
 
 
 def _write_out_loop(loop: scf.ForOp) -> None:
@@ -316,5 +328,3 @@ def _write_out_loop(loop: scf.ForOp) -> None:
     for result, value in zip(loop.results, carried, strict=True):
         result.replace_all_uses_with(value)
     Rewriter.erase_op(loop)
-
-

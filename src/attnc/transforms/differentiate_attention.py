@@ -17,9 +17,9 @@ After:
       }) {gradients = ["query", "key", "value"]}
       return %d_query, %d_key, %d_value, %d_slopes
 
-`lse` and `d_lse` are natural logarithms [B, Hq, Sq] and their gradient. Numbers, masks and captured integers have no gradient. A
-captured tensor's gradient is f64 (and [1] for a 0-d one), as is that of the scale: both are sums over all pairs. That of the query
-has the type of the scores, for it is a sum over blocks of keys; those of key and value have theirs.
+`lse` and `d_lse` are natural logarithms [B, Hq, Sq] and their gradient. Numbers, masks and captured integers have no
+gradient. A captured tensor's gradient is f64 (and [1] for a 0-d one), as is that of the scale: both are sums over all pairs.
+That of the query has the type of the scores, for it is a sum over blocks of keys; those of key and value have theirs.
 """
 
 from __future__ import annotations
@@ -110,7 +110,12 @@ class _Differentiation:
         whole, row = [DYNAMIC_INDEX] * 3 + [columns], [DYNAMIC_INDEX] * 3
         out, lse, d_out, d_lse = (
             self._argument(TensorType(type_, shape), name)
-            for name, type_, shape in (("out", element, whole), ("lse", score, row), ("d_out", element, whole), ("d_lse", score, row))
+            for name, type_, shape in (
+                ("out", element, whole),
+                ("lse", score, row),
+                ("d_out", element, whole),
+                ("d_lse", score, row),
+            )
         )
         rows = self._row_sizes()
         out_5d, d_out_5d = (expand(self.block, value, [*rows, columns], f"{value.name_hint}_5d") for value in (out, d_out))
@@ -160,7 +165,7 @@ class _Differentiation:
 
     def _return(self, backward: AttentionBackwardOp, names: list[str]) -> None:
         function = self.function
-        returned = list(backward.results)
+        returned: list[SSAValue] = list(backward.results)
         if "query" in names:
             returned[0] = collapse(self.block, returned[0], "d_query_4d")
         self.block.add_op(ReturnOp(*returned))

@@ -14,9 +14,9 @@ After:
       "attnc.accumulate"(select(%live, %d_slope, 0), %slopes, %h)
       "attnc.yield"(select(%live, %d_modified, 0))
 
-What the derivative needs of the region's own values is computed again. A sum over a row (`scf.for`) becomes a loop that hands the
-sum's adjoint to each of its terms; a loop that is no sum and no maximum is run backwards, and what it carried is computed anew at
-each turn.
+What the derivative needs of the region's own values is computed again. A sum over a row (`scf.for`) becomes a loop that hands
+the sum's adjoint to each of its terms; a loop that is no sum and no maximum is run backwards, and what it carried is computed
+anew at each turn.
 """
 
 from __future__ import annotations
@@ -168,7 +168,9 @@ class _Reverse:
         return list(found)
 
     def _inside(self, op: scf.ForOp) -> _Reverse:
-        return _Reverse(Tape(self.tape.r, dict(self.tape.values), self.tape.chosen), self.active, self.captures, self.live, self.score)
+        return _Reverse(
+            Tape(self.tape.r, dict(self.tape.values), self.tape.chosen), self.active, self.captures, self.live, self.score
+        )
 
     def _terms(self, op: scf.ForOp, wanted: dict[int, SSAValue], terms: dict[int, tuple[Operation, SSAValue]]) -> None:
         """A loop whose turns do not depend on each other: sums, maxima."""
@@ -192,7 +194,7 @@ class _Reverse:
             inside.tape.repeat(inner for inner in body if inner not in skipped)
             taken = dict(zip(firsts, loop.carried[len(outer) :], strict=True))
             for number, d in wanted.items():
-                join, term = terms[number]
+                term = terms[number][1]
                 if number in shares:
                     tie = r.compare("eq", inside.tape.value(term), tape.value(op.results[number]))
                     if number in taken:
@@ -226,16 +228,15 @@ class _Reverse:
         return tape.over(d, loop.results[0])
 
     def _backwards(self, op: scf.ForOp, wanted: dict[int, SSAValue], carried: list[int]) -> None:
-        """Any other loop, from its last turn to its first. What was carried into a turn is found by running the turns before it."""
-        tape, r = self.tape, self.tape.r
+        """Any other loop, from its last turn to its first. What was carried into a turn is found by running the turns before
+        it."""
+        r = self.tape.r
         length = length_of(op)
         block = op.body.block
         index = block.args[0].type
         outer = self._outer(op)
         zeros = [r.constant(computed_type(value.type), 0.0) for value in outer]
-        starts = [
-            wanted.get(number, r.constant(computed_type(op.results[number].type), 0.0)) for number in carried
-        ]
+        starts = [wanted.get(number, r.constant(computed_type(op.results[number].type), 0.0)) for number in carried]
         with r.loop(length, [*zeros, *starts]) as loop:
             turn = r.subtract(r.constant(index, length - 1), loop.position)
             before = self._carried_at(op, turn)

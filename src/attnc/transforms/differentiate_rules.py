@@ -1,7 +1,7 @@
 """The derivative of each scalar operation: a table from an operation's name to a rule.
 
-A rule gets the adjoint `d` of the operation's result and gives pairs (operand, its share of the adjoint). Subgradients are torch's: an
-`attnc.derivative` on the operation says which, where torch has several for one formula:
+A rule gets the adjoint `d` of the operation's result and gives pairs (operand, its share of the adjoint). Subgradients are
+torch's: an `attnc.derivative` on the operation says which, where torch has several for one formula:
 
     first, second   a maximum or minimum of two equal numbers: all of the adjoint is the first's (clamp) or the second's (relu)
     even            a chain of them: equal parts for all that are equal to the result (amax)
@@ -9,7 +9,8 @@ A rule gets the adjoint `d` of the operation's result and gives pairs (operand, 
     zero_at_zero    of a square root: 0 at 0 (norms)
     from_right      of abs and copysign: at 0 the derivative from the positive side (fmod, asinh)
 
-Without one, both sides of a maximum get half of it, abs has the derivative 0 at 0, and operations that round or compare have none.
+Without one, both sides of a maximum get half of it, abs has the derivative 0 at 0, and operations that round or compare have
+none.
 """
 
 from __future__ import annotations
@@ -104,7 +105,11 @@ def _sigmoid_argument(divisor: SSAValue) -> SSAValue | None:
     if not isinstance(divisor.owner, arith.AddfOp):
         return None
     for one, power in (divisor.owner.operands, reversed(divisor.owner.operands)):
-        if constant_of(one) == 1 and isinstance(power.owner, math.ExpOp) and isinstance(power.owner.operand.owner, arith.NegfOp):
+        if (
+            constant_of(one) == 1
+            and isinstance(power.owner, math.ExpOp)
+            and isinstance(power.owner.operand.owner, arith.NegfOp)
+        ):
             return power.owner.operand.owner.operand
     return None
 

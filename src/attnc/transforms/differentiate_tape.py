@@ -1,7 +1,7 @@
 """What a derivative is written with: a region's values once more, and adjoints.
 
-An adjoint that a `select` has set to 0, since its branch was not taken, stays 0 whatever it is multiplied by: where(x > 0, log(x), 0)
-has the derivative 0 at 0. Adjoints of half types are f32.
+An adjoint that a `select` has set to 0, since its branch was not taken, stays 0 whatever it is multiplied by: where(x > 0,
+log(x), 0) has the derivative 0 at 0. Adjoints of half types are f32.
 """
 
 from __future__ import annotations

@@ -16,16 +16,17 @@ After (m, k, e, n):
           %class = tile.classify @classify(%b, %h0, %h1, %q0, %q1, %k0, %k1, …, %keys, %queries)
           %next:2 = tile.case %class empty { the carried values } full, partial {
             … the query head %h and position %q of each row; query, out, lse and their gradients' tiles …
-            %d_query_part, %d_key_new, %d_value_new = "attnc.attention_backward"(…, %d_slopes, %d_key_old, %d_value_old) (regions
-              on tiles: positions are read from the tile that holds them, captured tensors by tile.gather)
+            %d_query_part, %d_key_new, %d_value_new = "attnc.attention_backward"(…, %d_slopes, %d_key_old, %d_value_old)
+              (regions on tiles: positions are read from the tile that holds them, captured tensors by tile.gather)
             tile.accumulate %d_query_part into %d_query[%b, %h, %q, %e] owners [2]
           }
         }
         tile.store %d_key_tile, …
 
-Row r of a block is query `r / ratio` of head `h0 + r % ratio`: a task serves all query heads of its key/value head. The gradients
-of key and value belong to one task each. That of the query, and those of scale and captured tensors, are sums of many tasks: their
-buffers are zero before the call. The classifier learns of the end of the keys and of the queries: no block beyond is FULL.
+Row r of a block is query `r / ratio` of head `h0 + r % ratio`: a task serves all query heads of its key/value head. The
+gradients of key and value belong to one task each. That of the query, and those of scale and captured tensors, are sums of
+many tasks: their buffers are zero before the call. The classifier learns of the end of the keys and of the queries: no block
+beyond is FULL.
 """
 
 from __future__ import annotations
@@ -189,7 +190,7 @@ class _BackwardTiling(Tiling):
         class_ = loop.add(tile.ClassifyOp(name, arguments), "class")
         skipped, taken = Block(), Block()
         skipped.add_op(tile.YieldOp(carried))
-        results = self._block(Builder(taken), b, kv_head, h0, m0, carried)
+        results = self._block(Builder(taken), b, kv_head, h0, m0, list(carried))
         taken.add_op(tile.YieldOp(results))
         cases = [(["empty"], Region(skipped)), (["full", "partial"], Region(taken))]
         hints = [f"d_{name}_next" for name in wanted]
@@ -212,8 +213,10 @@ class _BackwardTiling(Tiling):
         def load(role: str, columns: int, last: list[SSAValue]) -> SSAValue:
             return self._load(body, given[role], [b, h, q, *last], self.rows, columns, f"{role}_tile")
 
-        query, out, d_out = load("query", self.head_dim, [self.e]), load("out", self.value_dim, [self.n]), load(
-            "d_out", self.value_dim, [self.n]
+        query, out, d_out = (
+            load("query", self.head_dim, [self.e]),
+            load("out", self.value_dim, [self.n]),
+            load("d_out", self.value_dim, [self.n]),
         )
         lse, d_lse = load("lse", 1, []), load("d_lse", 1, [])
         op = self.op

@@ -14,8 +14,8 @@ BOUNDS = ("b", "h0", "h1", "q0", "q1", "k0", "k1")
 
 def bound_classifier(module: ModuleOp, function: FuncOp, name: str | None, unmasked: bool, queries: bool = False) -> str:
     """Adds a last argument `%keys` to the classifier, and returns its name. Where there is none, makes one: every block is
-    FULL if the attention is `unmasked` (no mask, no gather to check), else PARTIAL. With `queries`, `%queries` follows, and of the
-    rows the same holds.
+    FULL if the attention is `unmasked` (no mask, no gather to check), else PARTIAL. With `queries`, `%queries` follows, and
+    of the rows the same holds.
 
     Before: `@classify(%b, …, %k1, …) { …; return %class }`. After:
 

@@ -76,7 +76,8 @@ def tile_region(
         %x = select(%live, %modified, -inf)
 
     A gather is checked where the mask keeps the pair ("kept"), everywhere ("all"), or where a BlockMask lists the block as
-    partial ("listed"); it never counts beyond the keys (nor beyond `queries`, where those are given). Neither does a zero divisor: where it does not count, it becomes 1.
+    partial ("listed"); it never counts beyond the keys (nor beyond `queries`, where those are given). Neither does a zero
+    divisor: where it does not count, it becomes 1.
     """
     return _TileRegion(attention, attention.op.region.block, positions, key, prelude, outer).build(keys, queries)
 
@@ -90,8 +91,8 @@ def tile_derivative(
     outer: Callable[[SSAValue], SSAValue],
     gradients: dict[SSAValue, SSAValue],
 ) -> Region:
-    """A copy of a derivative for tiles: as `tile_region`, but every gather counts where the pair is live, and what is accumulated goes to
-    `gradients`: the buffer of each captured tensor's gradient."""
+    """A copy of a derivative for tiles: as `tile_region`, but every gather counts where the pair is live, and what is
+    accumulated goes to `gradients`: the buffer of each captured tensor's gradient."""
     return _TileRegion(attention, derivative, positions, key, prelude, outer).build_derivative(gradients)
 
 
