@@ -139,11 +139,11 @@ class TestProducts:
     def test_dot_rows(self, machine: str, element: str, depth: int):
         lib = library("float" if element == "float" else "double", element, machine)
         for rows in [*range(1, lib.rows + 1), 2 * lib.rows + 1]:
-            for count in (1, 3):
+            for count, columns in ((1, 1), (1, 17), (3, 1024), (3, 1025)):
                 n = count * lib.columns
                 lhs, rhs, panels, padded = self.operands(lib, rows, depth, n)
                 out = unaligned(np.full((padded, n + 5), 7.0, lib.dtype))
-                lib.call("dot_rows", lhs, depth + 3, panels, panels[0].size, out, n + 5, count, rows, depth)
+                lib.call("dot_rows", lhs, depth + 3, panels, panels[0].size, out, n + 5, count, rows, depth, columns)
                 expected = lhs[:rows, :depth].astype(np.float64) @ rhs.astype(np.float64)
                 close(out[:rows, :n], expected, depth)
                 assert (out[:, n:] == 7).all()

@@ -65,25 +65,32 @@ def test_alibi_causal():
     )
 
 
-def test_a_plain_score_is_scaled_in_the_query():
+def test_plain_scores_are_scaled_in_the_exponent():
     filecheck(
         run_passes(attention_text(CAUSAL, outputs=("out", "lse", "max")), *PASSES),
         """
-        // CHECK:      %scale_log2e = arith.mulf %scale, %log2e : f32
-        // CHECK-NEXT: %query_scaled = tile.map (%x = %query_tile)
-        // CHECK-NEXT:   arith.mulf %x, %scale_log2e
-        // CHECK:      %query_staged = tile.stage %query_scaled as lhs for task
+        // CHECK:      %sign = arith.select %usual
+        // CHECK:      %scale_sign = arith.mulf %sign
+        // CHECK-NEXT: %scale_magnitude = arith.mulf %size
+        // CHECK-NEXT: %scale_log2e = arith.mulf %scale_magnitude, %log2e
+        // CHECK:      %query_signed = tile.map (%x = %query_tile)
+        // CHECK-NEXT:   arith.mulf %x, %scale_sign
+        // CHECK:      %query_staged = tile.stage %query_signed as lhs for task
         // CHECK:      %modified = tile.case %class -> (tensor<96x256xf32>) empty, full {
         // CHECK-NEXT:   tile.yield %scores
         // CHECK-NEXT: } partial {
         // CHECK-NEXT:   tile.map
         // CHECK-NOT:    arith.mulf
         // CHECK:        arith.select %live, %s, %minus_infinity
+        // CHECK:      %anchor = tile.map (%m{{.*}} = %max_new)
+        // CHECK-NEXT:   [[N:%.*]] = arith.mulf %m{{.*}}, %scale_magnitude
+        // CHECK-NEXT:   arith.cmpf oeq, [[N]], %minus_infinity
         // CHECK:      %weights = tile.map
         // CHECK-NEXT:   [[D:%.*]] = arith.subf
-        // CHECK-NEXT:   math.exp2 [[D]]
+        // CHECK-NEXT:   [[E:%.*]] = arith.mulf [[D]], %scale_log2e
+        // CHECK-NEXT:   math.exp2 [[E]]
         // CHECK:      %max_natural = tile.map (%m{{.*}} = %max{{.*}})
-        // CHECK-NEXT:   arith.mulf %m{{.*}}, %ln2
+        // CHECK-NEXT:   arith.mulf %m{{.*}}, %scale_magnitude
         // CHECK:      tile.map (%m{{.*}} = %max_natural, %l{{.*}} = %sum)
         // CHECK:      tile.store %max_natural, %max[%b, %h, %q]
         """,

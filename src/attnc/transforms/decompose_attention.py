@@ -18,10 +18,11 @@ After:
     %acc_new = tile.dot %weights by %value_staged onto %acc_old · %rescale where %live_keys
 
 Operands are staged in the type of the scores: halves are converted there. (On a machine that multiplies pairs of bf16, query
-and key stay in bf16, and the scale goes onto the scores.) They serve the whole grid; with `attnc.staging = "none"` keys and
-values are not staged, but read where they lie.
-Where the region leaves the score alone (a mask apart) and scores are f32, `scale · log2 e` goes into the staged query; maxima
-are then in units of log2 until after the loop.
+and key stay in bf16.) They serve the whole grid; with `attnc.staging = "none"` keys and values are not staged, but read where
+they lie.
+Where the region leaves the score alone (a mask apart), no scaled scores are written: the query takes the scale's sign, maxima
+are those of products until after the loop, and weights are `exp2((%modified - %anchor) · (|scale| · log2 e))`. The scale
+itself never goes into the query, which it could make overflow, or all NaN where it is infinite.
 """
 
 from __future__ import annotations
@@ -57,7 +58,6 @@ from attnc.transforms.split_reduction import STAGING
 
 NAME = "decompose-attention"
 LOG2E = math.log2(math.e)
-LN2 = math.log(2.0)
 
 
 def run(module: ModuleOp, target: Target) -> None:
@@ -89,7 +89,7 @@ class Decomposition:
         yielded = cast(YieldOp, op.region.block.last_op).value
         modified = select.lhs if select is not None else yielded
         self.loop_result = _after_loop(op.max_result)
-        self.folded = modified is op.region.block.args[0] and self.score == Float32Type() and self.loop_result is not None
+        self.plain = modified is op.region.block.args[0] and self.loop_result is not None
 
     def run(self) -> None:
         op = self.op
@@ -99,31 +99,27 @@ class Decomposition:
         key = self._stage(build, op.key, "key_staged")
         dot = tile.DotOp(self.query, key, self.score_type, transpose_rhs=True)
         scores = build.add(dot, "scores")
-        if self.pairs and self.folded:
-            factor = self.factor
-            assert factor is not None
-            scores = self._map(
-                self.score_type, "scores_log2", {"s": scores}, lambda m, s: m.binary("mulf", s, factor, "scaled")
-            )
         modified = self._modified(scores)
         zero = self._outside(0.0, "zero")
         minus_infinity = self._outside(-math.inf, "minus_infinity")
-        log2e = None if self.folded else self._outside(LOG2E, "log2e")
+        factor, magnitude = self.factor, self.magnitude
+
+        def natural(m: Builder, score: SSAValue) -> SSAValue:
+            return score if magnitude is None else m.binary("mulf", score, magnitude, "natural")
+
         row, wide = self.row_type, self.score_type
 
         block_max = build.add(tile.ReduceOp(self._maximum(), modified), "block_max")
         max_new = self._map(row, "max_new", {"a": op.max, "c": block_max}, lambda m, a, c: m.binary("maximumf", a, c, "m"))
 
         def anchor_of(m: Builder, value: SSAValue) -> SSAValue:
-            return m.select(m.compare_floats("oeq", value, minus_infinity, "dead"), zero, value, "a")
+            return m.select(m.compare_floats("oeq", natural(m, value), minus_infinity, "dead"), zero, value, "a")
 
         anchor = self._map(row, "anchor", {"m": max_new}, anchor_of)
 
         def power(hint: str):
             def body(m: Builder, value: SSAValue, base: SSAValue) -> SSAValue:
-                exponent = m.binary("subf", value, base, "difference")
-                if log2e is not None:
-                    exponent = m.binary("mulf", exponent, log2e, "exponent")
+                exponent = m.binary("mulf", m.binary("subf", value, base, "difference"), factor, "exponent")
                 result = m.unary_math("exp2", exponent, hint)
                 cast(Operation, result.owner).attributes[tile.NONPOSITIVE] = UnitAttr()
                 return result
@@ -133,7 +129,10 @@ class Decomposition:
         rescale = self._map(row, "rescale", {"a": op.max, "m": anchor}, power("factor"))
         live_type = tile.tile_type(self.rows, self.columns, i1)
         live = self._map(
-            live_type, "live_keys", {"x": modified}, lambda m, x: m.compare_floats("une", x, minus_infinity, "alive")
+            live_type,
+            "live_keys",
+            {"x": modified},
+            lambda m, x: m.compare_floats("une", natural(m, x), minus_infinity, "alive"),
         )
         weights = self._map(wide, "weights", {"x": modified, "m": anchor}, power("p"))
         block_sum = build.add(tile.ReduceOp("add", weights), "block_sum")
@@ -149,8 +148,8 @@ class Decomposition:
         self._move_load(op.value)
         value = self._stage(build, op.value, "value_staged")
         acc_new = build.add(tile.DotOp(weights, value, acc_type, acc_rescaled, live), "acc_new")
-        if self.folded:
-            self._natural_maximum()
+        if magnitude is not None:
+            self._natural_maximum(magnitude)
         for result, new in zip(op.results, (acc_new, max_new, sum_new), strict=True):
             result.replace_all_uses_with(new)
         ops = list(block.ops)
@@ -162,31 +161,44 @@ class Decomposition:
     # -- operands -----------------------------------------------------------------------------------------------------
 
     def _stage_query(self) -> None:
-        """The query, in the type of the scores, staged where it is loaded."""
+        """The query, in the type of the scores, staged where it is loaded; with the scale's sign where scores are plain."""
         query = self.op.query
         assert isinstance(query.owner, Operation)
         block = Block()
         build = Builder(block)
-        type_ = tile.tile_type(*tile.shape_of(query), self.score)
-        halves = cast(TensorType, query.type).element_type != self.score
-        factor = None
-        if self.folded:
-            factor = build.binary("mulf", self.op.scale, self._outside(LOG2E, "log2e"), "scale_log2e")
-        self.factor = factor
-        if self.pairs:
-            type_ = cast(TensorType, query.type)  # the factor goes onto the scores: the query stays as it is
-        elif halves or self.folded:
+        element = cast(TensorType, query.type).element_type
+        type_ = cast(TensorType, query.type) if self.pairs else tile.tile_type(*tile.shape_of(query), self.score)
+        halves = element != self.score
+        sign = self.magnitude = None
+        self.factor = self._outside(LOG2E, "log2e")
+        if self.plain:
+            sign, self.magnitude, self.factor = self._parts_of_scale(build, self.factor)
+        if sign is not None or (halves and not self.pairs):
 
             def body(m: Builder, x: SSAValue) -> SSAValue:
                 x = m.cast("extf", x, self.score, "wide") if halves else x
-                return m.binary("mulf", x, factor, "scaled") if factor is not None else x
+                x = m.binary("mulf", x, sign, "signed") if sign is not None else x
+                return m.cast("truncf", x, element, "narrow") if self.pairs else x
 
-            query = map_tile(build, type_, "query_scaled" if self.folded else "query_wide", {"x": query}, body)
+            query = map_tile(build, type_, "query_signed" if sign is not None else "query_wide", {"x": query}, body)
         self.query = build.add(tile.StageOp(query, "lhs", "task", type_), "query_staged")
         ops = list(block.ops)
         for op in ops:
             op.detach()
         Rewriter.insert_op(ops, InsertPoint.after(cast(Operation, self.op.query.owner)))
+
+    def _parts_of_scale(self, build: Builder, log2e: SSAValue) -> tuple[SSAValue, SSAValue, SSAValue]:
+        """(sign, magnitude > 0, magnitude · log2 e): the scale is the first times the second. One of 0 or NaN is all in the
+        sign, so that -inf stays -inf; of a huge one the sign takes a part, which leaves room for log2 e."""
+        scale, zero, one, minus_one = (self.op.scale, *(build.constant(value, self.score) for value in (0.0, 1.0, -1.0)))
+        usual = build.compare_floats("one", scale, zero, "usual")
+        negative = build.compare_floats("olt", scale, zero, "negative")
+        sign = build.select(usual, build.select(negative, minus_one, one), scale, "sign")
+        size = build.select(usual, build.unary_math("absf", scale), one, "size")
+        huge = build.compare_floats("oge", size, build.constant(1e37, self.score), "huge")
+        more, less = (build.select(huge, build.constant(part, self.score), one) for part in (16.0, 0.0625))
+        sign, magnitude = build.binary("mulf", sign, more, "scale_sign"), build.binary("mulf", size, less, "scale_magnitude")
+        return sign, magnitude, build.binary("mulf", magnitude, log2e, "scale_log2e")
 
     def _stage(self, build: Builder, operand: SSAValue, hint: str) -> SSAValue:
         pairs = self.pairs and operand is self.op.key
@@ -255,14 +267,14 @@ class Decomposition:
         yielded = cast(YieldOp, source.last_op).value
         if full and select is not None:
             yielded = select.lhs
-        if self.folded and yielded is source.args[0]:
+        if self.plain and yielded is source.args[0]:
             return scores
         block = Block(arg_types=[self.score])
         inputs = [scores]
         block.args[0].name_hint = "s"
         body = Builder(block)
         score = block.args[0]
-        if not self.folded:
+        if not self.plain:
             score = body.binary("mulf", score, self.op.scale, "natural")
         mapper: dict[SSAValue, SSAValue] = {source.args[0]: score}
         for op in source.ops:
@@ -312,16 +324,15 @@ class Decomposition:
 
     # -- after the loop -----------------------------------------------------------------------------------------------
 
-    def _natural_maximum(self) -> None:
+    def _natural_maximum(self, magnitude: SSAValue) -> None:
         """Gives those who read the maximum after the loop natural units."""
         result = self.loop_result
         assert result is not None and isinstance(result.owner, Operation)
         if not result.uses:
             return
-        ln2 = self._outside(LN2, "ln2")
         block = Block()
         natural = map_tile(
-            Builder(block), self.row_type, "max_natural", {"m": result}, lambda m, x: m.binary("mulf", x, ln2, "natural")
+            Builder(block), self.row_type, "max_natural", {"m": result}, lambda m, x: m.binary("mulf", x, magnitude, "natural")
         )
         op = cast(Operation, natural.owner)
         op.detach()

@@ -67,7 +67,7 @@ class _BackwardDecomposition(Decomposition):
         self.rows, self.columns = tile.shape_of(op.query)[0], tile.shape_of(op.key)[0]
         self.row_type = tile.tile_type(self.rows, 1, self.score)
         self.score_type = tile.tile_type(self.rows, self.columns, self.score)
-        self.folded = False
+        self.plain = False
 
     def run(self) -> None:
         op = self.op

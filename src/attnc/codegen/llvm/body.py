@@ -106,7 +106,7 @@ class BodyEmitter:
         operands = "ptr, i64, ptr, i64, ptr, i64"
         symbols, _ = leaves.define(element, element, self.kernel.target)
         self.kernel.uses_products = True
-        self.declarations.add(f"declare void @{symbols.dot_rows}({operands}, i64, i64, i64)")
+        self.declarations.add(f"declare void @{symbols.dot_rows}({operands}, i64, i64, i64, i64)")
         self.declarations.add(f"declare void @{symbols.dot_accumulate}({operands}, ptr, i64, i64, i64)")
         self.declarations.add(f"declare void @{symbols.dot_accumulate_careful}({operands}, ptr, i64, i64, i64, ptr, i64)")
         self.declarations.add(f"declare i32 @{symbols.finite}(ptr, i64, i64, i64)")

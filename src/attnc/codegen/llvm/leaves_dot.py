@@ -15,13 +15,22 @@ BITS = {"float": 32, "double": 64}
 SHORT = {"float": "f32", "double": "f64", "half": "f16", "bfloat": "bf16"}
 ROWS_PER_POINTER = 3
 
-VARIANTS = {12: ((12, 8), (4, 0)), 8: ((8, 4), (4, 0)), 6: ((6, 2), (2, 0))}
+EXACT_COLUMNS, CHUNKED_COLUMNS = 16, 1024
+"""A product with up to so many columns is summed in f64; in chunks of the depth, each a chain of its own. There torch
+multiplies more precisely than by one chain over the depth. (With more columns chunks would cost 2 % of the attention.)"""
+
+CHUNKS = ((64, 32), (128, 64))
+"""(depth up to, products of a chunk); greater depths have chunks as the first."""
+
+VARIANTS = {12: ((12, 8), (4, 0)), 8: ((8, 4), (4, 0)), 6: ((6, 2), (2, 0)), 4: ((4, 0),), 2: ((2, 0),)}
 """For each height of the register tile: (rows, the count of rows left above which this many are done at once). Few, for
 each costs three milliseconds of compile time."""
 
 
 class Shape:
     """The register tile for one element type: `rows` × `vectors` vectors of `width` lanes."""
+
+    chunked = True
 
     def __init__(self, element: str, target: Target):
         self.element = element
@@ -35,12 +44,57 @@ class Shape:
         self.fmuladd = f"@llvm.fmuladd.{f'v{self.width}' if self.width > 1 else ''}f{self.bits}"
         self.declarations = f"declare {self.type} {self.fmuladd}({', '.join([self.type] * 3)})\n"
 
+    @property
+    def flags(self) -> list[tuple[str, str]]:
+        """What a product's functions are told: not to begin with what is there already; how many products make a chain."""
+        return [("i1", "fresh"), ("i64", "chunk")] if self.chunked else []
+
     def symbol(self, name: str) -> str:
         return f"attnc.{name}.{SHORT[self.element]}.{self.rows}x{self.columns}"
+
+    def load(self, f: Function, pointer: Value) -> Value:
+        """A vector of operands or results."""
+        return f.load(self.type, pointer, self.bytes)
+
+    def splat(self, f: Function, pointer: Value) -> Value:
+        """One operand in every lane."""
+        return f.splat(f.load(self.element, pointer, self.bytes), self.width, self.element)
+
+    def store(self, f: Function, value: Value, pointer: Value) -> None:
+        f.store(self.type, value, pointer, self.bytes)
 
     def multiply_add(self, f: Function, a: Value, b: Value, c: Value) -> Value:
         """a · b + c, fused where the machine can."""
         return f.emit(f"call {self.type} {self.fmuladd}({self.type} {a}, {self.type} {b}, {self.type} {c})")
+
+
+class ExactShape(Shape):
+    """A register tile of f64 sums of products of f32: operands are widened, results rounded once."""
+
+    chunked = False
+
+    def __init__(self, target: Target):
+        super().__init__("float", target)
+        self.rows = 4 if target.registers >= 32 else 2
+        self.type = vector(self.width, "double")
+        self.zero = splat_constant(float_constant(0.0, "double"), self.width, "double")
+        self.fmuladd = f"@llvm.fmuladd.v{self.width}f64"
+        self.declarations = f"declare {self.type} {self.fmuladd}({', '.join([self.type] * 3)})\n"
+
+    def symbol(self, name: str) -> str:
+        return super().symbol(f"{name}.exact")
+
+    def load(self, f: Function, pointer: Value) -> Value:
+        narrow = vector(self.width, "float")
+        return f.emit(f"fpext {narrow} {f.load(narrow, pointer, self.bytes)} to {self.type}")
+
+    def splat(self, f: Function, pointer: Value) -> Value:
+        wide = f.emit(f"fpext float {f.load('float', pointer, self.bytes)} to double")
+        return f.splat(wide, self.width, "double")
+
+    def store(self, f: Function, value: Value, pointer: Value) -> None:
+        narrow = vector(self.width, "float")
+        f.store(narrow, f.emit(f"fptrunc {self.type} {value} to {narrow}"), pointer, self.bytes)
 
 
 OPERANDS = [
@@ -60,8 +114,9 @@ def products(element: str, target: Target) -> tuple[tuple[str, str], str]:
     scratch (and `scale`) has a multiple of `register_tile` rows. With NR columns a panel:
 
     `void dot_rows(ptr lhs, i64 lhs_stride, ptr panels, i64 panel_stride, ptr out, i64 out_stride,
-                   i64 panel_count, i64 rows, i64 depth)`
-        out[r, p·NR + c] = Σ_{d < depth} lhs[r, d] · panels[p, d, c]
+                   i64 panel_count, i64 rows, i64 depth, i64 columns)`
+        out[r, p·NR + c] = Σ_{d < depth} lhs[r, d] · panels[p, d, c]; `columns` are those of the whole matrix: where they are
+        few, sums are more precise
 
     `void dot_accumulate(ptr lhs, i64 lhs_stride, ptr panels, i64 panel_stride, ptr acc, i64 acc_stride,
                          ptr scale, i64 depth, i64 rows, i64 panel_count)`
@@ -70,12 +125,30 @@ def products(element: str, target: Target) -> tuple[tuple[str, str], str]:
     shape = Shape(element, target)
     product, dot, accumulate = shape.symbol("product"), shape.symbol("dot_rows"), shape.symbol("dot_accumulate")
     operands = "ptr %lhs, i64 %lhs_stride, ptr %panels, i64 %panel_stride, ptr %out, i64 %out_stride"
-    first = Function(dot, [*OPERANDS, ("i64", "panel_count"), ("i64", "rows"), ("i64", "depth")])
-    first.do(f"call void @{product}({operands}, ptr null, i64 %depth, i64 %rows, i64 %panel_count, i1 true)")
+    texts = product_functions(shape, product)
+    first = Function(dot, [*OPERANDS, ("i64", "panel_count"), ("i64", "rows"), ("i64", "depth"), ("i64", "columns")])
+    sizes = "ptr null, i64 %depth, i64 %rows, i64 %panel_count"
+
+    def in_chunks() -> None:
+        (least, shorter), (most, longer) = CHUNKS
+        middle = first.emit(
+            f"and i1 {first.emit(f'icmp sgt i64 %depth, {least}')}, {first.emit(f'icmp sle i64 %depth, {most}')}"
+        )
+        chunk = first.emit(f"select i1 {middle}, i64 {longer}, i64 {shorter}")
+        chunk = first.emit(f"select i1 {first.emit(f'icmp sle i64 %columns, {CHUNKED_COLUMNS}')}, i64 {chunk}, i64 %depth")
+        first.do(f"call void @{product}({operands}, {sizes}, i1 true, i64 {chunk})")
+
+    if element == "float":
+        exact = ExactShape(target)
+        symbol = exact.symbol("product")
+        texts += product_functions(exact, symbol)
+        few = first.emit(f"icmp sle i64 %columns, {EXACT_COLUMNS}")
+        first.when(few, lambda: first.do(f"call void @{symbol}({operands}, {sizes})"), in_chunks)
+    else:
+        in_chunks()
     second = Function(accumulate, [*OPERANDS, ("ptr", "scale"), ("i64", "depth"), ("i64", "rows"), ("i64", "panel_count")])
-    second.do(f"call void @{product}({operands}, ptr %scale, i64 %depth, i64 %rows, i64 %panel_count, i1 false)")
-    text = "\n".join([first.finish(), second.finish(), *product_functions(shape, product), shape.declarations])
-    return (dot, accumulate), text
+    second.do(f"call void @{product}({operands}, ptr %scale, i64 %depth, i64 %rows, i64 %panel_count, i1 false, i64 %depth)")
+    return (dot, accumulate), "\n".join([first.finish(), second.finish(), *texts])
 
 
 def product_functions(shape: Shape, symbol: str) -> list[str]:
@@ -84,9 +157,10 @@ def product_functions(shape: Shape, symbol: str) -> list[str]:
     constant = splat_constant(float_constant(1.0, element), shape.rows, element)[1:-1]
     f = Function(
         symbol,
-        [*OPERANDS, ("ptr", "scale"), ("i64", "depth"), ("i64", "rows"), ("i64", "panel_count"), ("i1", "fresh")],
+        [*OPERANDS, ("ptr", "scale"), ("i64", "depth"), ("i64", "rows"), ("i64", "panel_count"), *shape.flags],
         linkage="internal",
     )
+    passed = "".join(f", {type_} %{name}" for type_, name in shape.flags)
     variants = VARIANTS[shape.rows]
     unscaled = f.emit("icmp eq ptr %scale, null")
 
@@ -96,7 +170,7 @@ def product_functions(shape: Shape, symbol: str) -> list[str]:
         scale = f.emit(f"select i1 {unscaled}, ptr @{ones}, ptr {f.pointer('%scale', row, shape.element)}")
         f.do(
             f"call void @{symbol}.{rows}(ptr {lhs}, i64 %lhs_stride, ptr %panels, i64 %panel_stride, "
-            f"ptr {out}, i64 %out_stride, ptr {scale}, i64 %depth, i64 %panel_count, i1 %fresh)"
+            f"ptr {out}, i64 %out_stride, ptr {scale}, i64 %depth, i64 %panel_count{passed})"
         )
         return f.emit(f"add i64 {row}, {rows}")
 
@@ -116,7 +190,7 @@ def product_functions(shape: Shape, symbol: str) -> list[str]:
         f.place(no)
     f.lines[place] = f"  {row} = phi i64 {', '.join(incoming)}"
     blocks = [_block(shape, f"{symbol}.{rows}", rows) for rows, _ in variants]
-    return [f"@{ones} = internal constant [{shape.rows} x {element}] [{constant}]", f.finish(), *blocks]
+    return [f"@{ones} = internal constant [{shape.rows} x {element}] [{constant}]", f.finish(), *blocks, shape.declarations]
 
 
 def _block(shape: Shape, symbol: str, rows: int) -> str:
@@ -127,7 +201,7 @@ def _block(shape: Shape, symbol: str, rows: int) -> str:
     """
     f = Function(
         symbol,
-        [*OPERANDS, ("ptr", "scale"), ("i64", "depth"), ("i64", "panel_count"), ("i1", "fresh")],
+        [*OPERANDS, ("ptr", "scale"), ("i64", "depth"), ("i64", "panel_count"), *shape.flags],
         linkage="internal",
     )
     element, type_, vectors = shape.element, shape.type, shape.vectors
@@ -151,29 +225,59 @@ def _block(shape: Shape, symbol: str, rows: int) -> str:
         result = []
         for n, place in enumerate(places(corner)):
             if n % vectors == 0:
-                factor = f.load(element, f.pointer("%scale", n // vectors, element), shape.bytes)
-                factor = f.splat(factor, shape.width, element)
-            result.append(f.emit(f"fmul {type_} {f.load(type_, place, shape.bytes)}, {factor}"))
+                factor = shape.splat(f, f.pointer("%scale", n // vectors, element))
+            result.append(f.emit(f"fmul {type_} {shape.load(f, place)}, {factor}"))
         return result
+
+    if shape.chunked:
+        # Without any depth one chain of nothing, which scales what is there.
+        upper, chunk = (f.emit(f"select i1 {f.emit(f'icmp sgt i64 {n}, 1')}, i64 {n}, i64 1") for n in ("%depth", "%chunk"))
 
     def panel_loop(p: Value, _: list[Value]) -> None:
         panel = f.pointer("%panels", f.emit(f"mul i64 {p}, %panel_stride"), element)
         corner = f.pointer("%out", f.emit(f"mul i64 {p}, {shape.columns}"), element)
         count = rows * vectors
-        values = f.when("%fresh", lambda: [shape.zero] * count, lambda: scaled(corner), [type_] * count)
+        targets = places(corner)
 
-        def depth_loop(_: Value, carried: list[Value]) -> list[Value]:
-            *here, at = carried[count:]
-            values = _step(f, shape, rows, here, stride, at, carried[:count])
-            return [*values, *(f.pointer(pointer, 1, element) for pointer in here), f.pointer(at, shape.columns, element)]
+        def put(values: list[Value]) -> None:
+            for value, place in zip(values, targets, strict=True):
+                shape.store(f, value, place)
 
-        carried = [(type_, value) for value in values] + [("ptr", pointer) for pointer in (*pointers, panel)]
-        values = f.loop(0, "%depth", 1, depth_loop, carried, "depth")[:count]
-        for value, place in zip(values, places(corner), strict=True):
-            f.store(type_, value, place, shape.bytes)
+        def add(values: list[Value]) -> None:
+            for value, place in zip(values, targets, strict=True):
+                shape.store(f, f.emit(f"fadd {type_} {shape.load(f, place)}, {value}"), place)
+
+        def chain(values: list[Value], start: Value | int, end: Value) -> list[Value]:
+            """The products from `start` to `end`, added to `values`."""
+            here = [f.pointer(pointer, start, element) for pointer in pointers]
+
+            def depth_loop(_: Value, carried: list[Value]) -> list[Value]:
+                *here, at = carried[count:]
+                values = _step(f, shape, rows, here, stride, at, carried[:count])
+                return [*values, *(f.pointer(pointer, 1, element) for pointer in here), f.pointer(at, shape.columns, element)]
+
+            at = f.pointer(panel, f.mul(start, shape.columns), element)
+            carried = [(type_, value) for value in values] + [("ptr", pointer) for pointer in (*here, at)]
+            return f.loop(start, end, 1, depth_loop, carried, "depth")[:count]
+
+        def chunk_loop(start: Value, _: list[Value]) -> None:
+            onto = f.emit(f"icmp ne i64 {start}, 0")
+            empty = f.emit(f"or i1 {onto}, %fresh")
+            values = f.when(empty, lambda: [shape.zero] * count, lambda: scaled(corner), [type_] * count)
+            values = chain(values, start, _smaller(f, f.add(start, chunk), "%depth"))
+            f.when(onto, lambda: add(values), lambda: put(values))
+
+        if shape.chunked:
+            f.loop(0, upper, chunk, chunk_loop, hint="chunk")
+        else:
+            put(chain([shape.zero] * count, 0, "%depth"))
 
     f.loop(0, "%panel_count", 1, panel_loop, hint="panel")
     return f.finish()
+
+
+def _smaller(f: Function, a: Value, b: Value) -> Value:
+    return f.emit(f"select i1 {f.emit(f'icmp slt i64 {a}, {b}')}, i64 {a}, i64 {b}")
 
 
 def _step(
@@ -185,11 +289,11 @@ def _step(
     sixteen general registers.
     """
     element, vectors, result = shape.element, shape.vectors, list(accumulators)
-    right = [f.load(shape.type, f.pointer(panel, v * shape.width, element), shape.bytes) for v in range(vectors)]
+    right = [shape.load(f, f.pointer(panel, v * shape.width, element)) for v in range(vectors)]
     offsets = [0, stride, f.emit(f"shl i64 {stride}, 1")]
     for r in range(rows):
         pointer = f.pointer(lhs[r // ROWS_PER_POINTER], offsets[r % ROWS_PER_POINTER])
-        left = f.splat(f.load(element, pointer, shape.bytes), shape.width, element)
+        left = shape.splat(f, pointer)
         for v in range(vectors):
             n = r * vectors + v
             result[n] = shape.multiply_add(f, left, right[v], result[n])

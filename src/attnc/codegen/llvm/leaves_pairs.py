@@ -16,6 +16,8 @@ from attnc.target import Target
 class PairShape(Shape):
     """The register tile of f32 results, whose operands are words of two bf16."""
 
+    chunked = False
+
     def __init__(self, target: Target):
         super().__init__("float", target)
         self.pairs = f"<{2 * self.width} x bfloat>"
@@ -42,8 +44,8 @@ def dot_rows_pairs(target: Target) -> tuple[str, str]:
     symbol, product = shape.symbol("dot_rows"), shape.symbol("product")
     f = Function(symbol, [*OPERANDS, ("i64", "panel_count"), ("i64", "rows"), ("i64", "depth")])
     operands = ", ".join(f"{type_} %{name}" for type_, name in OPERANDS)
-    f.do(f"call void @{product}({operands}, ptr null, i64 %depth, i64 %rows, i64 %panel_count, i1 true)")
-    return symbol, "\n".join([f.finish(), *product_functions(shape, product), shape.declarations])
+    f.do(f"call void @{product}({operands}, ptr null, i64 %depth, i64 %rows, i64 %panel_count)")
+    return symbol, "\n".join([f.finish(), *product_functions(shape, product)])
 
 
 def pack_pairs(target: Target) -> tuple[str, str]:

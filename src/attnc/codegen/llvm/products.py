@@ -9,7 +9,7 @@ from xdsl.dialects.builtin import BFloat16Type
 from attnc.codegen.llvm import leaves_pairs
 from attnc.codegen.llvm.in_place import InPlace, Strips, emit_in_place
 from attnc.codegen.llvm.leaves_transposed import dot_transposed, dot_transposed_careful
-from attnc.codegen.llvm.staging import Panels
+from attnc.codegen.llvm.staging import Panels, right_operand
 from attnc.codegen.llvm.storage import Storage, element_of
 from attnc.codegen.llvm.text import Function
 from attnc.codegen.llvm.values import element_type
@@ -59,7 +59,8 @@ def emit_dot(rows: RowEmitter, dot: tile.DotOp, right: Panels | InPlace) -> None
             ends = _strip_of(f, left, rows.start), _strip_of(f, out, rows.start)
             emit_in_place(rows, dot, right, Strips(*ends, left.stride, out.stride), factor)
         elif dot.acc is None:
-            f.do(f"call void @{leaf.dot_rows}({operands(right)}, i64 {panel_count}, i64 {rows.count}, i64 {depth})")
+            sizes = f"i64 {panel_count}, i64 {rows.count}, i64 {depth}, i64 {_all_columns(rows, dot)}"
+            f.do(f"call void @{leaf.dot_rows}({operands(right)}, {sizes})")
         else:
             sizes = f"i64 {depth}, i64 {rows.count}, i64 {panel_count}"
             f.do(f"call void @{leaf.dot_accumulate}({operands(right)}, ptr {factor}, {sizes})")
@@ -143,6 +144,14 @@ def _emit_pairs(rows: RowEmitter, dot: tile.DotOp, panels: Panels, left: Storage
         f"ptr {f.pointer(_strip_of(f, out, rows.start), first, out.element)}, i64 {out.stride}, "
         f"i64 {f.ceil_div(columns, body.panel)}, i64 {rows.count}, i64 {depth})"
     )
+
+
+def _all_columns(rows: RowEmitter, dot: tile.DotOp) -> str:
+    """How many columns the product would have without blocks."""
+    operand, _ = right_operand(dot, rows.program.resolve)
+    if operand.transposed and operand.row_dim is not None:
+        return rows.region.buffers[operand.load.buffer].sizes[operand.row_dim]
+    return str(operand.rows if operand.transposed else operand.columns)
 
 
 def _strip_of(f: Function, storage: Storage, start: str) -> str:
