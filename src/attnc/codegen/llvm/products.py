@@ -71,7 +71,7 @@ def emit_dot(rows: RowEmitter, dot: tile.DotOp, right: Panels | InPlace) -> None
         live = rows.live(dot)
         alive = f"ptr {f.pointer(_strip_of(f, live, rows.start), skipped, live.element)}, i64 {live.stride}"
         if dot.acc is None:
-            f.do(f"call void @{leaf.dot_rows}({operands(panels)}, i64 {panel_count}, i64 {rows.count}, i64 0)")
+            f.do(f"call void @{leaf.dot_rows}({operands(panels)}, i64 {panel_count}, i64 {rows.count}, i64 0, i64 {columns})")
         sizes = f"i64 {depth}, i64 {rows.count}, i64 {panel_count}"
         f.do(f"call void @{leaf.dot_accumulate_careful}({operands(panels)}, ptr {factor}, {sizes}, {alive})")
 
