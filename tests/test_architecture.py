@@ -23,6 +23,7 @@ LAYERS: list[set[str]] = [
     {"analysis"},
     {"capture", "transforms", "codegen"},
     {"pipeline"},
+    {"graph_pipeline"},
     {
         "flex",
         "integrations",
@@ -36,6 +37,7 @@ LAYERS: list[set[str]] = [
         "torch_op",
         "tuning",
     },
+    {"compile_program"},
     {"bench"},  # measures everything else, so it may import it
     {"cli"},
 ]

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from attnc.capture.block_mask import and_masks as and_masks
     from attnc.capture.block_mask import create_block_mask as create_block_mask
     from attnc.capture.block_mask import or_masks as or_masks
+    from attnc.compile_program import compile as compile
     from attnc.errors import AttncError as AttncError
     from attnc.flex import flex_attention as flex_attention
     from attnc.integrations.stats import stats as stats
@@ -31,6 +32,7 @@ _PUBLIC = {
     "sdpa": "attnc.integrations.torch_sdpa",
     "enable_torch_flex": "attnc.integrations.torch_flex",
     "stats": "attnc.integrations.stats",
+    "compile": "attnc.compile_program",
     "lower": "attnc.lowered",
     "from_text": "attnc.lowered",
     "Lowered": "attnc.lowered",
@@ -47,6 +49,7 @@ __all__ = [
     "Lowered",
     "__version__",
     "and_masks",
+    "compile",
     "create_block_mask",
     "enable_torch_flex",
     "flex_attention",

@@ -63,7 +63,7 @@ class Lowered:
         """LLVM text and the kernel's record."""
         from attnc import pipeline
 
-        with _refusing("this module cannot be emitted"):
+        with refusing("this module cannot be emitted"):
             return pipeline.emit(self.module, Target.host())
 
     @property
@@ -144,13 +144,13 @@ def from_text(text: str, filename: str = "<text>") -> Lowered:
     from attnc.mlir_text import parse_module
 
     module = parse_module(text, filename)
-    with _refusing("this module cannot be lowered"):
+    with refusing("this module cannot be lowered"):
         stages = pipeline.stages_text(module, Target.host())
     return Lowered(stages, _module=module)
 
 
 @contextmanager
-def _refusing(what: str) -> Iterator[None]:
+def refusing(what: str) -> Iterator[None]:
     """What a pass stumbles over in a module that no pass before it has made is a `LoweringError` that names it."""
     try:
         yield

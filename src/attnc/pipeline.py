@@ -63,7 +63,11 @@ BACKWARD_STAGES: tuple[str, ...] = (
 )
 """The passes of a module that wants gradients: one of whose functions says so by `attnc.gradients`."""
 
-PASSES: tuple[str, ...] = tuple(dict.fromkeys((*STAGES, *BACKWARD_STAGES)))
+GRAPH_STAGES: tuple[str, ...] = ("outline-attention", "fuse-elementwise", "outline-loops")
+"""The passes of a whole program, in their order (`graph_pipeline.py` runs them): what stands around attention is taken in, or
+becomes kernels of its own. Their end is a host function, of views and calls, beside functions that take the road of STAGES."""
+
+PASSES: tuple[str, ...] = tuple(dict.fromkeys((*GRAPH_STAGES, *STAGES, *BACKWARD_STAGES)))
 """All passes, by name."""
 
 ATTRIBUTE = "attnc.stage"
@@ -92,6 +96,9 @@ def run_pass(module: ModuleOp, name: str, target: Target) -> None:
 
 
 def _check_order(module: ModuleOp, name: str) -> None:
+    if name in GRAPH_STAGES:
+        _check_graph_order(module, name)
+        return
     order = (SOURCE, *road_of(module))
     first, last = _possible_stages(module)
     if name not in order:
@@ -104,6 +111,23 @@ def _check_order(module: ModuleOp, name: str) -> None:
         before = ", ".join(order[order.index(last) + 1 : place])
         message = f"pass {name} needs a module at stage {order[place - 1]}; this one is at {last}"
         raise PassOrderError(message, remedy=f"passes before it: {before}")
+
+
+def _check_graph_order(module: ModuleOp, name: str) -> None:
+    """Passes of a whole program may be left out, but not run backwards."""
+    stage = graph_stage_of(module)
+    if stage is not None and GRAPH_STAGES.index(name) <= GRAPH_STAGES.index(stage):
+        raise PassOrderError(f"pass {name} comes before {stage}, at which this module is")
+    if stage is None and module.attributes.get(ATTRIBUTE) is not None and stage_of(module) in STAGES[1:]:
+        raise PassOrderError(f"pass {name} is one of whole programs; this module is at {stage_of(module)}")
+
+
+def graph_stage_of(module: ModuleOp) -> str | None:
+    """The last pass of whole programs that a module says it has been through."""
+    from xdsl.dialects.builtin import StringAttr
+
+    named = module.attributes.get(ATTRIBUTE)
+    return named.data if isinstance(named, StringAttr) and named.data in GRAPH_STAGES else None
 
 
 def road_of(module: ModuleOp) -> tuple[str, ...]:

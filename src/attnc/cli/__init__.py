@@ -8,9 +8,11 @@ import click
 
 from attnc.cli.bench import bench
 from attnc.cli.cache import cache
+from attnc.cli.compile import compile_command
 from attnc.cli.demo import demo
 from attnc.cli.doctor import doctor
 from attnc.cli.opt import opt
+from attnc.cli.run import run
 from attnc.errors import AttncError
 
 
@@ -21,6 +23,8 @@ def commands() -> None:
 
 
 commands.add_command(opt)
+commands.add_command(compile_command)
+commands.add_command(run)
 commands.add_command(bench)
 commands.add_command(cache)
 commands.add_command(demo)

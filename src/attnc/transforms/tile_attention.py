@@ -65,6 +65,10 @@ from attnc.transforms.tile_attention_region import Positions, tile_region
 
 NAME = "tile-attention"
 CHUNK = "attnc.chunk"
+RESULTS = "attnc.results"
+"""On a function: the role of each of its results; where it is missing, they are found from the results' ranks."""
+STRIDED_OUT = "attnc.strided_out"
+"""On a function: its output's last dimension may have any stride."""
 
 
 def run(module: ModuleOp, target: Target) -> None:
@@ -102,6 +106,7 @@ class Tiling:
         if self.head_dim < 1 or self.value_dim < 1:
             raise LoweringError("the head dims of query and value must be static", remedy="specialise the text to their sizes")
         self.score = self.op.region.block.args[0].type
+        self.unit_out = STRIDED_OUT not in self.function.attributes
         self.values: dict[SSAValue, SSAValue] = {}
 
     def kernel(self) -> tile.KernelOp:
@@ -118,7 +123,8 @@ class Tiling:
         self.buffers: dict[str, SSAValue] = {}
         for role, value in outputs:
             shape = cast(TensorType, value.type)
-            strides = "x".join(["?"] * (len(shape.shape) - 1) + ["1"])
+            unit = "1" if self.unit_out or len(shape.shape) < 4 else "?"
+            strides = "x".join(["?"] * (len(shape.shape) - 1) + [unit])
             self.buffers[role] = self._argument(block, memref_of(shape, strides), role)
         group = self._argument(block, INDEX, "group")
         self.prelude = Builder(block)
@@ -144,6 +150,9 @@ class Tiling:
         """(role, returned value): the one of full rank is out; of the others, max is the attention's own maximum."""
         last = self.function.body.block.last_op
         assert isinstance(last, ReturnOp)
+        named = self.function.attributes.get(RESULTS)
+        if isinstance(named, ArrayAttr):
+            return [(cast(StringAttr, role).data, value) for role, value in zip(named, last.arguments, strict=True)]
         found: list[tuple[str, SSAValue]] = []
         for value in last.arguments:
             source = value
@@ -256,7 +265,7 @@ class Tiling:
         )
         for role, result in outputs:
             tile_ = self._finalise(grid, result)
-            indices = [b, h, q, n] if role == "out" else [b, h, q]
+            indices = [b, h, q, n] if len(cast(TensorType, result.type).shape) == 4 else [b, h, q]
             grid.insert(tile.StoreOp(tile_, self.buffers[role], indices))
         grid.insert(tile.YieldOp.create())
         erase_dead(block)

@@ -1,0 +1,144 @@
+"""`attnc.compile`: a whole program, made of attention, layout operations and elementwise operations, as native code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from attnc import programs
+from attnc.errors import ArgumentsError, AttncError, LoweringError, ShapeError
+from attnc.runtime.cache import Entry, disk_cache, make_key
+from attnc.runtime.graph import GraphProgram, Launchable
+from attnc.runtime.sequence import kernel_of
+from attnc.target import Target
+
+SAMPLE_SIZE = 40
+"""What a dynamic size is taken to be where kernels are compiled before a call has said it."""
+
+
+def compile(program: Any, example_inputs: Sequence[Any] | None = None, *, function: str | None = None) -> CompiledProgram:
+    """A callable of `program`: a `torch.export.ExportedProgram`, an `nn.Module` with `example_inputs`, or MLIR text.
+
+    Text is a module with one public function on tensors (or the one called `function`), with `iree_linalg_ext.attention`
+    and linalg, tensor and arith operations around it, or in the torch dialect. The result is called on torch tensors or numpy
+    arrays, and returns the like. Sizes that the program leaves open may differ from call to call.
+
+    Raises:
+        IRSyntaxError: text that is no valid module, with the place.
+        LoweringError: an operation that is not compiled, by its name and the place in the user's source.
+    """
+    if isinstance(program, str):
+        graph = _from_text(program, "<text>", function)
+    else:
+        raise ArgumentsError(
+            f"attnc.compile takes an ExportedProgram, an nn.Module with example inputs, or MLIR text, not {type(program).__name__}",
+            remedy="torch.export.export(module, inputs) gives an ExportedProgram",
+        )
+    compiled = CompiledProgram(graph)
+    compiled.prepare(example_inputs)
+    return compiled
+
+
+def from_mlir(text: str, filename: str = "<text>", function: str | None = None) -> CompiledProgram:
+    """The program of MLIR text; `filename` is named in errors. Kernels are compiled when they are first needed."""
+    return CompiledProgram(_from_text(text, filename, function))
+
+
+class CompiledProgram:
+    """A program that can be called on torch tensors or numpy arrays, in the order of `arguments`."""
+
+    def __init__(self, graph: GraphProgram):
+        self._graph = graph
+
+    @property
+    def arguments(self):
+        """What it takes: names, dtypes and sizes (None where a size is open)."""
+        return self._graph.arguments
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """The kernels it runs, by kind: "attention", or "loop" for elementwise operations and reductions."""
+        return tuple(kernel["kind"] for kernel in self._graph.kernels)
+
+    @property
+    def variants(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        """(kernel, variant) of every kernel that was compiled or loaded so far."""
+        return [(found.kernel, found.variant) for found in self._graph.variants]
+
+    def __repr__(self) -> str:
+        inner = ", ".join(argument.describe() for argument in self.arguments)
+        return f"CompiledProgram({self._graph.name}({inner}))"
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Run. Raises `ArgumentsError`, `DtypeError`, `ShapeError` by the argument's name."""
+        return self._graph(*arguments)
+
+    def prepare(self, example_inputs: Sequence[Any] | None = None) -> None:
+        """Compile what a call on such inputs needs; without them, what inputs in row-major order are likely to need."""
+        from attnc.runtime.graph_plan import dense_strides
+
+        layouts: list[Any] = []
+        for n, argument in enumerate(self.arguments):
+            if argument.kind != "buffer":
+                layouts.append(0 if self._graph.program["arguments"][n]["shapes"] else None)
+                continue
+            if example_inputs is not None and n < len(example_inputs) and hasattr(example_inputs[n], "shape"):
+                sizes = tuple(int(size) for size in example_inputs[n].shape)
+            else:
+                sizes = tuple(SAMPLE_SIZE if size is None else size for size in argument.fixed_sizes)
+            layouts.append((sizes, dense_strides(sizes)))
+        try:
+            self._graph.plan(layouts)
+        except ShapeError:
+            if all(None not in argument.fixed_sizes for argument in self.arguments):
+                raise  # no call can be right
+
+
+def _from_text(text: str, filename: str, function: str | None) -> GraphProgram:
+    def make() -> tuple[dict[str, Any], list[bytes]]:
+        from attnc import graph_pipeline
+        from attnc.lowered import refusing
+        from attnc.mlir_text import parse_module
+
+        module = parse_module(text, filename)
+        with refusing("this module cannot be compiled"):
+            return graph_pipeline.graph_program(module, Target.host(), function)
+
+    return _loaded(("program", text, function), make)
+
+
+def _loaded(parts: tuple[Any, ...], make) -> GraphProgram:
+    """The program kept on disk under `parts`, else the one that `make` gives, which is kept."""
+    disk = disk_cache()
+    key = make_key(Target.host(), parts) if disk is not None else ""
+    entry = disk.get(key) if disk is not None else None
+    if entry is None:
+        program, blobs = make()
+        entry = Entry(program, tuple(blobs))
+        if disk is not None:
+            disk.put(key, entry)
+    return GraphProgram(entry.record, entry.blobs, _build, _locate)
+
+
+def _build(kernel: dict[str, Any], variant: dict[str, Any]) -> Launchable:
+    def compile_now() -> tuple[list[bytes], dict[str, Any]]:
+        from attnc import graph_pipeline
+        from attnc.lowered import refusing
+
+        with refusing("a kernel of this program cannot be compiled"):
+            return graph_pipeline.compile_graph_kernel(kernel, variant)
+
+    def load(record, objects):
+        loaded = kernel_of(record, objects)
+        loaded.load()
+        return loaded
+
+    return programs.cached(("graph", kernel["text"], sorted(variant.items())), compile_now, load)
+
+
+def _locate(kernel: dict[str, Any], variant: dict[str, Any], words: Sequence[int | float]) -> AttncError:
+    from attnc import graph_pipeline
+
+    if kernel["kind"] != "attention":
+        return LoweringError("an index into a tensor is out of range")
+    return graph_pipeline.locate_in_graph(kernel, variant, words)
