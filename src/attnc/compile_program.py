@@ -31,8 +31,8 @@ def compile(program: Any, example_inputs: Sequence[Any] | None = None, *, functi
         graph = _from_text(program, "<text>", function)
     else:
         raise ArgumentsError(
-            f"attnc.compile takes an ExportedProgram, an nn.Module with example inputs, or MLIR text, not {type(program).__name__}",
-            remedy="torch.export.export(module, inputs) gives an ExportedProgram",
+            f"attnc.compile cannot compile a {type(program).__name__}",
+            remedy="pass an ExportedProgram, an nn.Module with example inputs, or MLIR text",
         )
     compiled = CompiledProgram(graph)
     compiled.prepare(example_inputs)

@@ -17,8 +17,8 @@ LEVELS = ("mlir", "llvm", "asm")
 def compile_command(file: str, emit: str, function: str | None, output: str) -> None:
     """Compile the program in FILE (.mlir; .pt2 as torch.export.save writes it; - is stdin) and print it.
 
-    mlir: the module after all passes of a whole program: kernels' functions and the host function that calls them. llvm, asm: the
-    code of every kernel, for inputs in row-major order.
+    mlir: the module after all passes of a whole program: kernels' functions and the host function that calls them.
+    llvm, asm: the code of every kernel, for inputs in row-major order.
     """
     name = "<stdin>" if file == "-" else file
     with reporting(name):

@@ -26,8 +26,8 @@ _NUMPY = {"f64": "float64", "f32": "float32", "f16": "float16", "i1": "bool", "i
 def run(file: str, function: str | None, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> None:
     """Compile the MLIR module in FILE (- is stdin) and run it.
 
-    Inputs are read from .npy files or written out as SHAPExDTYPE=VALUES: one value for all elements, or all of them, separated by
-    commas or spaces. Without values they are zeros.
+    Inputs are read from .npy files or written out as SHAPExDTYPE=VALUES: one value for all elements, or all of them,
+    separated by commas or spaces. Without values they are zeros.
     """
     text, name = read_text(file)
     with reporting(name):

@@ -15,10 +15,9 @@ from typing import Any, cast
 from xdsl.dialects import tensor
 from xdsl.dialects.arith import ConstantOp
 from xdsl.dialects.builtin import (
+    DYNAMIC_INDEX,
     ArrayAttr,
-    DenseIntOrFPElementsAttr,
     FloatAttr,
-    IndexType,
     IntegerAttr,
     IntegerType,
     ModuleOp,
@@ -255,11 +254,11 @@ class _Host:
         return step
 
 
-_DYNAMIC = tensor.DYNAMIC_INDEX
+_DYNAMIC = DYNAMIC_INDEX
 
 
 def _groups(reassociation: ArrayAttr) -> list[list[int]]:
-    return [[index.value.data for index in group] for group in reassociation]
+    return [[index.value.data for index in group] for group in cast("ArrayAttr[ArrayAttr[IntegerAttr]]", reassociation)]
 
 
 def dropped_dims(sizes: list[int | str], shape: tuple[int, ...]) -> list[int]:
@@ -299,6 +298,3 @@ def refusal(op: Operation) -> LoweringError:
             remedy="compile the attention by itself, with the products before and after it left to torch",
         )
     return LoweringError(f"{op.name}{where} is not compiled", remedy=REMEDY)
-
-
-__all__ = ["DenseIntOrFPElementsAttr", "IndexType", "host_program", "public_function", "refusal", "short_type"]

@@ -6,13 +6,13 @@ import struct
 from typing import cast
 
 from xdsl.dialects.builtin import (
-    Attribute,
     BFloat16Type,
     DenseIntOrFPElementsAttr,
     DenseResourceAttr,
     IntegerType,
     TensorType,
 )
+from xdsl.ir import Attribute
 
 from attnc.errors import LoweringError
 

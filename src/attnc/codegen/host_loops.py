@@ -18,8 +18,11 @@ STAGE = "outline-loops"
 
 
 def loop_entry(function: FuncOp) -> dict[str, Any]:
-    """The JSON of a loop: `ins` are [argument, map] (a map has the loop's dimension for each of the tensor's, or null), `starts`
-    [argument, result] where a reduction begins with a tensor, `gathers` and `numbers` arguments, `outs` the results' maps."""
+    """The JSON of a loop.
+
+    `ins` are [argument, map]: a map has the loop's dimension for each of the tensor's, or null. `starts` are [argument, result]
+    where a reduction begins with a tensor; `gathers` and `numbers` arguments; `outs` the results' maps.
+    """
     op = next(op for op in function.body.block.ops if isinstance(op, linalg.GenericOp))
     maps = [list(map_results(attribute.data)) for attribute in op.indexing_maps]
     inputs, results = len(op.inputs), len(op.outputs)

@@ -23,7 +23,6 @@ from attnc.errors import (
     ArgumentsError,
     AttncError,
     CompileError,
-    DeviceError,
     DtypeError,
     GradientNotImplementedError,
     ShapeError,
@@ -156,18 +155,15 @@ class GraphProgram:
         results = [self._empty(model, sizes, dtype) for sizes, dtype in plan.results]
         places = [_address(result) for result in results]
         block = scratch.take(plan.temporary_bytes) if plan.temporary_bytes else None
-        bases = {"argument": addresses, "result": places, "constant": self._constants}
         start = block.address if block is not None else 0
+        bases = {"argument": addresses, "result": places, "constant": self._constants, "temporary": [start]}
         numbers.update(plan.known)
         keep = (values, results, block, self._blobs)
         for action in plan.actions:
             if isinstance(action, Launch):
                 words = action.words.copy()
                 for place, buffer, offset in action.addresses:
-                    if buffer.kind == "temporary":
-                        words[place] = start + buffer.offset + offset
-                    else:
-                        words[place] = bases[buffer.kind][buffer.number] + offset
+                    words[place] = bases[buffer.kind][buffer.number] + buffer.offset + offset
                 for place, number in action.numbers:
                     words[place] = numbers[number]
                 found = action.kernel
@@ -176,12 +172,8 @@ class GraphProgram:
             elif isinstance(action, Compute):
                 numbers[action.out] = compute(action.step, [numbers[value] for value in action.step["ins"]])
             elif isinstance(action, Read):
-                base = (
-                    start + action.buffer.offset
-                    if action.buffer.kind == "temporary"
-                    else bases[action.buffer.kind][action.buffer.number]
-                )
-                numbers[action.out] = _read(base + action.bytes, action.dtype)
+                place = bases[action.buffer.kind][action.buffer.number] + action.buffer.offset
+                numbers[action.out] = _read(place + action.bytes, action.dtype)
         if block is not None:
             scratch.give(block)
         for n, value in enumerate(self.program["results"]):
@@ -263,6 +255,3 @@ def _read(address: int, dtype: str) -> int | float:
         return struct.unpack("<f", struct.pack("<I", bits << 16))[0]
     form = "<" + _READERS[dtype]
     return struct.unpack(form, ctypes.string_at(address, struct.calcsize(form)))[0]
-
-
-__all__ = ["DeviceError", "GraphProgram", "Launchable"]

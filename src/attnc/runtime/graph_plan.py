@@ -13,14 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import prod
-from typing import Any, TypeAlias
+from typing import Any
 
-from attnc.errors import LoweringError, ShapeError
-from attnc.runtime.abi import DTYPES
-from attnc.runtime.graph_numbers import compute
+from attnc.runtime.graph_sizes import Sizes, Step
 
-Step: TypeAlias = "dict[str, Any]"
 ITEM_BYTES = {"f64": 8, "f32": 4, "f16": 2, "bf16": 2, "i64": 8, "index": 8, "i32": 4, "i16": 2, "i8": 1, "u8": 1, "i1": 1}
 ALIGNMENT = 64
 
@@ -101,7 +99,7 @@ def merged(sizes: Sequence[int], strides: Sequence[int], groups: Sequence[Sequen
     found = []
     for group in groups:
         dims = [d for d in group if sizes[d] != 1]
-        for outer, inner in zip(dims, dims[1:], strict=False):
+        for outer, inner in pairwise(dims):
             if strides[outer] != strides[inner] * sizes[inner]:
                 return None
         found.append(strides[dims[-1]] if dims else 1)
@@ -118,16 +116,13 @@ def split(sizes: Sequence[int], strides: Sequence[int], groups: Sequence[Sequenc
     return tuple(found)
 
 
-class Planner:
+class Planner(Sizes):
     """Plans one layout. `inputs` are (sizes, strides) of each tensor argument, numbers or None for scalars; `kernel(n,
     variant)` finds the compiled kernel."""
 
     def __init__(self, program: dict[str, Any], inputs: Sequence[Any], find: Callable[[dict[str, Any], Any], Any]):
-        self.program, self.find = program, find
-        self.steps: list[Step] = program["steps"]
-        self.sizes: dict[int, tuple[int, ...]] = {}
-        self.dtypes: dict[int, str] = {}
-        self.known: dict[int, int | float] = {}
+        super().__init__(program)
+        self.find = find
         self.views: dict[int, View] = {}
         self.placed: dict[int, View] = {}
         self.actions: list[Launch | Compute | Read] = []
@@ -151,127 +146,12 @@ class Planner:
 
     def plan(self) -> Plan:
         for step in self.steps:
-            self._infer(step)
+            self.infer(step)
         self._place_results()
         for step in self.steps:
             self._act(step)
         results = self._finish_results()
         return Plan(self.actions, results, self._lay_out(), self.known)
-
-    # -- sizes --------------------------------------------------------------------------------------------------------
-
-    def _size(self, entry: int | str) -> int:
-        """A size: a number, or "%n": value n."""
-        if isinstance(entry, int):
-            return entry
-        value = self.known.get(int(entry[1:]))
-        if value is None:
-            raise LoweringError("a tensor's size depends on data", remedy="compute sizes from the shapes of the inputs alone")
-        return int(value)
-
-    def _listed(self, entries: Sequence[int | str]) -> tuple[int, ...]:
-        found = tuple(self._size(entry) for entry in entries)
-        return found
-
-    def _infer(self, step: Step) -> None:
-        op, outs = step["op"], step["outs"]
-        if op == "size":
-            self.known[outs[0]] = self.sizes[step["ins"][0]][self._size(step["dim"])]
-            return
-        if op == "number":
-            operands = [self.known.get(value) for value in step["ins"]]
-            if all(value is not None for value in operands):
-                self.known[outs[0]] = compute(step, operands)
-            return
-        if op == "extract":
-            return
-        if op == "call":
-            sizes = self._call_sizes(step)
-        else:
-            sizes = [getattr(self, f"_sizes_{op}")(step)]
-        for out, each, dtype in zip(outs, sizes, step["dtypes"], strict=True):
-            if any(size < 0 for size in each):
-                raise ShapeError(f"{self._where(step)}: a size is negative: {list(each)}", remedy=_SIZES)
-            self.sizes[out], self.dtypes[out] = tuple(each), dtype
-
-    def _where(self, step: Step) -> str:
-        return step.get("place") or step.get("what") or step["op"]
-
-    def _sizes_empty(self, step: Step) -> tuple[int, ...]:
-        return self._listed(step["sizes"])
-
-    _sizes_constant = _sizes_empty
-
-    def _sizes_transpose(self, step: Step) -> tuple[int, ...]:
-        sizes = self.sizes[step["ins"][0]]
-        return tuple(sizes[p] for p in step["permutation"])
-
-    def _sizes_collapse(self, step: Step) -> tuple[int, ...]:
-        sizes = self.sizes[step["ins"][0]]
-        return tuple(prod(sizes[d] for d in group) for group in step["groups"])
-
-    def _sizes_expand(self, step: Step) -> tuple[int, ...]:
-        sizes, before = self._listed(step["sizes"]), self.sizes[step["ins"][0]]
-        if step["groups"] is None or len(step["groups"]) != len(before):
-            return sizes
-        for size, group in zip(before, step["groups"], strict=True):
-            if prod(sizes[d] for d in group) != size:
-                wanted = " × ".join(str(sizes[d]) for d in group)
-                raise ShapeError(f"{self._where(step)}: a dimension of {size} elements is split into {wanted}", remedy=_SIZES)
-        return sizes
-
-    def _sizes_broadcast(self, step: Step) -> tuple[int, ...]:
-        sizes = list(self.sizes[step["ins"][0]])
-        like = self.sizes[step["ins"][1]]
-        added = step["dimensions"]
-        kept = [size for d, size in enumerate(like) if d not in added]
-        if kept != sizes:
-            raise ShapeError(f"{self._where(step)}: {sizes} is broadcast to {list(like)}", remedy=_SIZES)
-        return like
-
-    def _sizes_slice(self, step: Step) -> tuple[int, ...]:
-        sizes, whole = self._listed(step["sizes"]), self.sizes[step["ins"][0]]
-        offsets, strides = self._listed(step["offsets"]), self._listed(step["strides"])
-        for size, offset, stride, limit in zip(sizes, offsets, strides, whole, strict=True):
-            if size and not (offset >= 0 and 0 <= offset + (size - 1) * stride < limit):
-                raise ShapeError(f"{self._where(step)}: a slice reaches beyond its tensor of {list(whole)}", remedy=_SIZES)
-        return tuple(size for d, size in enumerate(sizes) if d not in step["dropped"])
-
-    def _sizes_insert(self, step: Step) -> tuple[int, ...]:
-        source, whole = self.sizes[step["ins"][0]], self.sizes[step["ins"][1]]
-        if self._sizes_slice({**step, "ins": [step["ins"][1]]}) != source:
-            raise ShapeError(f"{self._where(step)}: {list(source)} is written to a slice of other sizes", remedy=_SIZES)
-        return whole
-
-    def _sizes_cast(self, step: Step) -> tuple[int, ...]:
-        sizes = self.sizes[step["ins"][0]]
-        if any(fixed >= 0 and fixed != size for fixed, size in zip(step["sizes"], sizes, strict=True)):
-            wanted = ", ".join("?" if fixed < 0 else str(fixed) for fixed in step["sizes"])
-            raise ShapeError(f"{self._where(step)}: a tensor of {list(sizes)} is taken as [{wanted}]", remedy=_SIZES)
-        return sizes
-
-    def _call_sizes(self, step: Step) -> list[tuple[int, ...]]:
-        kernel = self.program["kernels"][step["kernel"]]
-        if kernel["kind"] == "loop":
-            return [self.sizes[value] for value in step["inits"]]
-        query, key, value = (self.sizes[n] for n in step["ins"][:3])
-        pairs = {
-            "batch": (query[0], key[0], value[0]),
-            "number of key heads": (key[1], value[1]),
-            "number of keys": (key[2], value[2]),
-            "head dim": (query[3], key[3]),
-        }
-        for what, sizes in pairs.items():
-            if len(set(sizes)) > 1:
-                raise ShapeError(
-                    f"{self._where(step)}: the {what} of query, key and value differ: {', '.join(map(str, sizes))}",
-                    remedy=f"query {list(query)}, key {list(key)}, value {list(value)} as (batch, heads, length, dim)",
-                )
-        if key[1] == 0 or query[1] % key[1]:
-            if query[1] or key[1]:
-                raise ShapeError(f"{self._where(step)}: {query[1]} query heads share {key[1]} key heads", remedy=_SIZES)
-        rows = query[:3]
-        return [(*rows, value[3]) if wide else rows for wide in kernel["wide"]]
 
     # -- where tensors lie --------------------------------------------------------------------------------------------
 
@@ -376,7 +256,7 @@ class Planner:
             self.actions.append(Compute(outs[0], step))
         elif op == "extract":
             view = self.views[step["ins"][0]]
-            at = sum(self._size(i) * stride for i, stride in zip(step["indices"], view.strides, strict=True))
+            at = sum(self.size(i) * stride for i, stride in zip(step["indices"], view.strides, strict=True))
             self._use(view)
             item = ITEM_BYTES[view.dtype]
             self.actions.append(Read(outs[0], view.buffer, (view.offset + at) * item, view.dtype))
@@ -418,8 +298,8 @@ class Planner:
         return View(view.buffer, view.offset, sizes, strides, view.dtype)
 
     def _sliced(self, step: Step, view: View) -> View:
-        offsets, strides = self._listed(step["offsets"]), self._listed(step["strides"])
-        sizes = self._listed(step["sizes"])
+        offsets, strides = self.listed(step["offsets"]), self.listed(step["strides"])
+        sizes = self.listed(step["sizes"])
         offset = view.offset + sum(o * s for o, s in zip(offsets, view.strides, strict=True))
         kept = [d for d in range(len(sizes)) if d not in step["dropped"]]
         moved = tuple(view.strides[d] * strides[d] for d in kept)
@@ -521,7 +401,3 @@ class Planner:
             live.append(buffer)
             end = max(end, place + size)
         return end
-
-
-_SIZES = "pass inputs whose sizes fit together as the program says"
-__all__ = ["DTYPES", "ITEM_BYTES", "Buffer", "Compute", "Launch", "Plan", "Planner", "Read", "View"]

@@ -1,4 +1,4 @@
-"""Operations on whole tensors as linalg.generic: arith and math on tensors, linalg.copy, linalg.reduce, linalg's elementwise ones."""
+"""Operations on whole tensors as linalg.generic: arith and math on tensors, linalg.copy, linalg.fill, linalg.reduce."""
 
 from __future__ import annotations
 

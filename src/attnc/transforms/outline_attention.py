@@ -3,8 +3,8 @@
 Before (d0 batch, d1 keys, d2 rows, d3 head dim, d4 value dim):
 
     func.func @main(%q: tensor<2x64x100xf32>, …) {
-      %r = "iree_linalg_ext.attention"(%q, %k, %v, %scale, %init) <{indexing_maps = [(d0, d3, d2), (d0, d1, d3), (d1, d0, d4), (), (d0, d2, d4)]}>
-             ({ … index 1 … })
+      %r = "iree_linalg_ext.attention"(%q, %k, %v, %scale, %init)
+        <{indexing_maps = [(d0, d3, d2), (d0, d1, d3), (d1, d0, d4), (), (d0, d2, d4)]}> ({ … index 1 … })
 
 After:
 
@@ -25,6 +25,7 @@ online_attention go into its function; its initial values, where they are not th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 from xdsl.dialects import tensor
@@ -42,6 +43,7 @@ from xdsl.dialects.builtin import (
 )
 from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
 from xdsl.dialects.linalg import ops as linalg
+from xdsl.dialects.linalg.attrs import IteratorTypeAttr
 from xdsl.ir import Block, Operation, Region, SSAValue
 from xdsl.ir.affine import AffineDimExpr, AffineMap
 from xdsl.rewriter import InsertPoint, Rewriter
@@ -237,7 +239,7 @@ class _Outlining:
         sizes = views.sizes_of(value, self.build)
         identity = AffineMapAttr(AffineMap.identity(len(sizes)))
         init = views.empty(self.build, sizes, element)
-        iterators = [linalg.IteratorTypeAttr.parallel()] * len(sizes)
+        iterators = [IteratorTypeAttr.parallel()] * len(sizes)
         op = linalg.GenericOp([value], [init], Region(block), [identity, identity], iterators, [init.type])
         return self.build.add(op, value.name_hint)
 
@@ -310,7 +312,7 @@ class _Outlining:
             inner.add(linalg.FillOp([scalar], [init]), hint)
             for scalar, init, hint in ((zero, wide, "acc0"), (lowest, narrow, "max0"), (zero, narrow, "sum0"))
         ]
-        online = OnlineAttentionOp(query5, key, value, scale, *inits, maps, region)
+        online = OnlineAttentionOp(query5, key, value, scale, inits[0], inits[1], inits[2], maps, region)
         inner.insert(online, "acc", "max", "sum")
         self.results = absorbed_results(self, inner, online)
         row_groups = [places.b, places.heads, places.q]
@@ -325,7 +327,7 @@ class _Outlining:
         groups = [[0], [1, 2], [3], [4]][: len(shape) - 1]
         return views.collapse(inner, result, groups, [*self.row_sizes, shape[-1]][: len(shape)])
 
-    def _result_roles(self, attention: AttentionLike, results: list[SSAValue]) -> list[str]:
+    def _result_roles(self, attention: AttentionLike, results: Sequence[SSAValue]) -> list[str]:
         if isinstance(attention, AttentionOp):
             return ["out"]
         roles: list[str] = []

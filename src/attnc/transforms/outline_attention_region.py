@@ -1,4 +1,4 @@
-"""The region of an attention over the canonical domain: positions are found in merged dimensions, outside values are arguments."""
+"""The region of an attention over the canonical domain: positions in merged dimensions, outside values as arguments."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ class RegionCopy:
         return Region(block)
 
     def _copy(self, op: Operation, mapper: dict[SSAValue, SSAValue], build: Builder) -> None:
-        inside = set(op.results)
+        inside: set[SSAValue] = set(op.results)
         for inner in op.walk():
             inside.update(inner.results)
             for region in inner.regions:

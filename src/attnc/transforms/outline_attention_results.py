@@ -1,4 +1,4 @@
-"""What an online_attention's results are used for: elementwise ends go into its function, initial values that count are merged."""
+"""What follows an online_attention: elementwise ends go into its function, initial values that count are merged after it."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _inside(
     body = op.body.block
     last = body.last_op
     assert last is not None
-    local = set(body.args)
+    local: set[SSAValue] = set(body.args)
     for each in body.ops:
         local.update(each.results)
     if body.args[-1].uses or any(not each.name.startswith(("arith.", "math.", "linalg.yield")) for each in body.ops):
@@ -201,7 +201,7 @@ def _merge(
         for x, m in ((old, old_max), (new, new_max)):
             factor = inner.unary_math("exp", inner.binary("subf", m, anchor, "below"), "factor")
             parts.append(inner.binary("mulf", x, factor, "rescaled"))
-        result = inner.binary("addf", *parts, "merged")
+        result = inner.binary("addf", parts[0], parts[1], "merged")
     inner.insert(linalg.YieldOp(result))
     out = views.empty(build, views.sizes_of(init, build), element)
     generic = linalg.GenericOp(

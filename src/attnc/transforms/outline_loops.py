@@ -13,19 +13,19 @@ After:
     %r = func.call @loop_0(%x, %y, %table, %scale, %init)
 
 Sizes are not compiled in. The last arguments are the results' initial tensors; only their sizes matter, and where a reduction
-begins with what such a tensor holds, that tensor is an input besides. A matrix product that no attention has taken in is refused.
+begins with what such a tensor holds, that tensor is an input besides. A matrix product that no attention has taken in is
+refused.
 """
 
 from __future__ import annotations
 
 from typing import cast
 
-from xdsl.dialects import tensor
 from xdsl.dialects.arith import ConstantOp
 from xdsl.dialects.builtin import DYNAMIC_INDEX, FunctionType, ModuleOp, StringAttr, TensorType
 from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
 from xdsl.dialects.linalg import ops as linalg
-from xdsl.ir import Block, Operation, Region, SSAValue
+from xdsl.ir import Block, Region, SSAValue
 from xdsl.rewriter import InsertPoint, Rewriter
 
 from attnc.analysis.loops import is_parallel, is_product, start_of
@@ -154,6 +154,3 @@ def _check(op: linalg.GenericOp) -> None:
     for map_ in [attribute.data for attribute in op.indexing_maps][len(op.inputs) :]:
         if None in map_results(map_):
             raise LoweringError(f"linalg.generic{where}: a result's map has a constant", remedy="drop the unit dimension")
-
-
-__all__ = ["Operation", "run", "tensor"]

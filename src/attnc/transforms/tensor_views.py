@@ -64,7 +64,7 @@ def broadcast(build: Builder, value: SSAValue, added: Sequence[Size], sizes: Seq
     return build.add(linalg.BroadcastOp(value, init, dimensions), value.name_hint)
 
 
-def _groups(groups: Sequence[Sequence[int]]) -> ArrayAttr:
+def _groups(groups: Sequence[Sequence[int]]) -> ArrayAttr[ArrayAttr[IntegerAttr]]:
     return ArrayAttr([ArrayAttr([IntegerAttr(d, i64) for d in group]) for group in groups])
 
 

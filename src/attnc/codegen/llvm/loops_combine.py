@@ -85,7 +85,7 @@ def combine(e: RegionEmitter, kind: str, type_: Attribute, a: str, b: str, width
     try:
         if kind in FLOATS and (element == "i16" or isinstance(type_, Float16Type)):
             wide = [extend_float(e, type_, text, width > 1, "float") for text in (a, b)]
-            found = _combined(e, kind, "float", *wide, width)
+            found = _combined(e, kind, "float", wide[0], wide[1], width)
             return truncate_float(e, "float", found, width > 1, type_)
         return _combined(e, kind, element, a, b, width)
     finally:
