@@ -103,8 +103,9 @@ def test_positions_in_every_dim(name: str):
     check(many(name, "\n".join(lines)))
 
 
-@pytest.mark.parametrize("element", ["i1", "i8", "f32", "f16"])
-@pytest.mark.parametrize("dims", ["bmk", "kmb", "mk", "k", "b1k"])
+@pytest.mark.parametrize(
+    ("element", "dims"), [("i1", "bmk"), ("i8", "kmb"), ("f32", "mk"), ("f16", "bmk"), ("i1", "k"), ("f32", "b1k")]
+)
 def test_mask_operands(element: str, dims: str):
     check(AttentionModule(BATCHED, "bme", "bke", "bkn", "bmn", mask=dims, mask_element=element))
 
@@ -189,11 +190,11 @@ def test_torch_tensors_give_torch_tensors_whatever_their_strides():
 def test_arguments_are_refused_by_name():
     compiled = attnc.compile(AttentionModule(BATCHED, "bme", "bke", "bkn", "bmn").text())
     q, k, v = AttentionModule(BATCHED, "bme", "bke", "bkn", "bmn").inputs()
-    with pytest.raises(attnc.AttncError, match="q: f32.*got float64"):
+    with pytest.raises(attnc.AttncError, match=r"q: f32.*got float64"):
         compiled(q.astype(np.float64), k, v)
-    with pytest.raises(attnc.AttncError, match="k: f32.*dim 1 has 52 elements, not 53"):
+    with pytest.raises(attnc.AttncError, match=r"k: f32.*dim 1 has 52 elements, not 53"):
         compiled(q, k[:, :52], v)
     with pytest.raises(attnc.AttncError, match="takes 3 arguments, not 2"):
         compiled(q, k)
-    with pytest.raises(attnc.AttncError, match="v: f32.*got 2 dimensions"):
+    with pytest.raises(attnc.AttncError, match=r"v: f32.*got 2 dimensions"):
         compiled(q, k, v[0])
