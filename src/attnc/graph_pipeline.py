@@ -1,4 +1,4 @@
-"""The road of a whole program: the passes of `pipeline.GRAPH_STAGES`, a host program, a kernel for each layout that it meets."""
+"""The road of a whole program: the passes of `pipeline.GRAPH_STAGES`, a host program, a kernel for each layout it meets."""
 
 from __future__ import annotations
 

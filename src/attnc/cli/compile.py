@@ -50,5 +50,7 @@ def _emitted(text: str, name: str, emit: str, function: str | None) -> str:
     comment = "; " if emit == "llvm" else "# "
     parts = []
     for kernel, variant in program.variants:
-        parts.append(f"{comment}{kernel['what']}: {variant}\n\n{graph_pipeline.graph_kernel_code(kernel, variant, emit == 'asm')}")
+        parts.append(
+            f"{comment}{kernel['what']}: {variant}\n\n{graph_pipeline.graph_kernel_code(kernel, variant, emit == 'asm')}"
+        )
     return "\n".join(parts)
