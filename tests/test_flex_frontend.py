@@ -120,26 +120,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         errors.BlockMaskError,
         "16 queries",
     ),
-    "func.grad": (
-        lambda: torch.func.grad(lambda q: flex_attention(q, K, V).sum())(Q),
-        errors.GradientNotImplementedError,
-        "query",
-    ),
-    "requires grad": (
-        lambda: flex_attention(Q.clone().requires_grad_(), K, V),
-        errors.GradientNotImplementedError,
-        "query",
-    ),
-    "scale requires grad": (
-        lambda: flex_attention(Q, K, V, scale=torch.tensor(1.0, requires_grad=True)),
-        errors.GradientNotImplementedError,
-        "scale",
-    ),
-    "capture requires grad": (
-        lambda: flex_attention(Q, K, V, captures(torch.ones(2, requires_grad=True))),
-        errors.GradientNotImplementedError,
-        "bias",
-    ),
     "capture on meta": (
         lambda: flex_attention(Q, K, V, captures(torch.ones(2, device="meta"))),
         errors.DeviceError,

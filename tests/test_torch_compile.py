@@ -191,14 +191,6 @@ def test_what_is_refused_raises_its_own_error_or_says_it_in_the_break():
     with pytest.raises(errors.RandomModError):
         torch.compile(random, backend="eager")(Q)
     torch._dynamo.reset()
-    query = Q.clone().requires_grad_()
-    with pytest.raises(Unsupported, match="no backward pass yet"):
-        torch.compile(lambda q: flex_attention(q, K, V), backend="eager", fullgraph=True)(query)
-    torch._dynamo.reset()
-    with pytest.raises(errors.GradientNotImplementedError):
-        torch.compile(lambda q: flex_attention(q, K, V), backend="eager")(query)
-    with torch.no_grad():
-        torch.compile(lambda q: flex_attention(q, K, V), backend="eager", fullgraph=True)(query)
 
 
 def test_an_index_out_of_range_is_found_in_a_graph():

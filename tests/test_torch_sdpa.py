@@ -162,8 +162,6 @@ REFUSED: dict[str, tuple[tuple[Any, ...], dict[str, Any], type[Exception]]] = {
     "mask shape": ((Q, K, V, normal(20, 23)), {}, errors.AttentionMaskError),
     "mask rank": ((Q, K, V, normal(1, 1, 1, 20, 24)), {}, errors.AttentionMaskError),
     "mask dtype": ((Q, K, V, torch.ones(20, 24, dtype=torch.int32)), {}, errors.AttentionMaskError),
-    "mask gradient": ((Q, K, V, normal(20, 24).requires_grad_()), {}, errors.GradientNotImplementedError),
-    "gradient": ((Q.clone().requires_grad_(), K, V), {}, errors.GradientNotImplementedError),
     "dtypes": ((Q, K.double(), V), {}, errors.DtypeError),
     "vectors": ((Q[0, 0, 0], K, V), {}, errors.ShapeError),
     "batch": ((Q, normal(3, 3, 24, 16), normal(3, 3, 24, 8)), {}, errors.ShapeError),

@@ -164,15 +164,14 @@ def in_forward_mode() -> bool:
     return forward_ad._current_level >= 0
 
 
-def check_gradients(tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Refuse tensors whose gradient would be lost. Raises `GradientNotImplementedError`."""
-    grad = torch.is_grad_enabled()
-    forward = forward_ad._current_level >= 0
-    for name, tensor in tensors:
-        if grad and tensor.requires_grad:
-            raise GradientNotImplementedError(f"{name} requires grad, and attnc has no backward pass yet")
-        if forward and forward_ad.unpack_dual(tensor).tangent is not None:
-            raise GradientNotImplementedError(f"{name} carries a forward-mode tangent, and attnc has no derivative yet")
+def wants_gradient(tensors: Iterable[tuple[str, Tensor]]) -> bool:
+    """Whether a gradient of one of these may be asked for. Raises `GradientNotImplementedError` for a forward-mode tangent."""
+    if in_forward_mode():
+        tensors = list(tensors)
+        for name, tensor in tensors:
+            if forward_ad.unpack_dual(tensor).tangent is not None:
+                raise GradientNotImplementedError(f"{name} carries a forward-mode tangent, and attnc has reverse mode only")
+    return is_grad_enabled() and any(tensor.requires_grad for _, tensor in tensors)
 
 
 def scale_value(scale: Any, head_dim: int) -> float:
@@ -187,8 +186,7 @@ def scale_value(scale: Any, head_dim: int) -> float:
         scale = plain_tensor("scale", scale)
         if not is_plain(scale):
             raise DeviceError("scale is a tensor without a value (meta or fake)", remedy="pass a number or a 0-d CPU tensor")
-        check_gradients([("scale", scale)])
-        return float(scale.item())
+        return float(scale.detach().item())
     try:
         return float(scale)
     except (TypeError, ValueError, OverflowError) as error:

@@ -183,9 +183,9 @@ class AttentionWeightsError(AttncError, NotImplementedError):
 
 
 class GradientNotImplementedError(AttncError, NotImplementedError):
-    """A tensor requires grad while grad mode is on; attnc has no backward pass yet."""
+    """A derivative that attnc does not have: a second one, or one in forward mode."""
 
-    default_remedy = "call it under torch.no_grad() or torch.inference_mode(), or detach() the tensor"
+    default_remedy = "use torch.autograd (reverse mode, first derivatives), or detach() the tensor"
 
 
 class BlockMaskError(AttncError, ValueError):

@@ -46,6 +46,7 @@ class Call:
     __slots__ = (
         "blocks",
         "captures",
+        "differentiable",
         "has_values",
         "key",
         "layout",
@@ -53,6 +54,7 @@ class Call:
         "query",
         "record",
         "scale",
+        "scale_tensor",
         "signature",
         "value",
     )
@@ -61,12 +63,16 @@ class Call:
     key: Tensor
     value: Tensor
     scale: float
+    scale_tensor: Tensor | None
+    """The scale where its gradient may be wanted."""
     layout: Layout
     signature: Signature
     record: Record
     captures: Sequence[Tensor]
     numbers: Sequence[int | float]
     blocks: Tensor | None
+    differentiable: bool
+    """Whether a gradient may be wanted: then lse is among the results."""
     has_values: bool
     """Whether there is something to compute: False for meta and fake tensors, whose mods are not looked at."""
 
@@ -104,8 +110,10 @@ def flex_attention(
 
     Returns out [B, Hq, Sq, Ev] in query's dtype and order of strides; `(out, lse)` or `(out, AuxOutput)` if asked.
 
-    Raises a class of `attnc.errors` before anything runs: ShapeError, DtypeError, DeviceError, GradientNotImplementedError,
-    UnsupportedModError, BlockMaskError, …; CaptureIndexError where a mod indexes a captured tensor out of range.
+    Differentiable in query, key, value, in a scale that is a tensor and in captured tensors, also through lse.
+
+    Raises a class of `attnc.errors` before anything runs: ShapeError, DtypeError, DeviceError, UnsupportedModError,
+    BlockMaskError, …; CaptureIndexError where a mod indexes a captured tensor out of range.
     """
     if is_watched():
         from attnc.integrations import traced
@@ -116,11 +124,12 @@ def flex_attention(
     call = checked_call(
         query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse, kernel_options, return_aux, mask_mod
     )
-    out, lse, max_scores = run(call)
+    out, lse, max_scores = results(call)
     if return_aux is not None:
         from torch.nn.attention.flex_attention import AuxOutput
 
-        return out, AuxOutput(lse=lse, max_scores=max_scores)
+        want_lse, want_max = requested(return_aux, return_lse)
+        return out, AuxOutput(lse=lse if want_lse else None, max_scores=max_scores if want_max else None)
     return (out, lse) if return_lse else out
 
 
@@ -177,10 +186,14 @@ def checked_call(
     element = query.dtype
     if not (key.dtype is element and value.dtype is element and element in DTYPES):
         raise DtypeError(f"query, key and value have dtypes {query.dtype}, {key.dtype} and {value.dtype}")
-    if query.requires_grad or key.requires_grad or value.requires_grad or in_forward_mode():
-        checks.check_gradients((("query", query), ("key", key), ("value", value)))
     call.query, call.key, call.value = query, key, value
-    call.layout, call.signature = _layout(query, key, value, bool(enable_gqa), bool(want_lse), want_max, out_by_rows)
+    call.differentiable, call.scale_tensor = False, None
+    if query.requires_grad or key.requires_grad or value.requires_grad or in_forward_mode():
+        call.differentiable = checks.wants_gradient((("query", query), ("key", key), ("value", value)))
+    if isinstance(scale, Tensor) and scale.requires_grad and checks.wants_gradient([("scale", scale)]):
+        call.differentiable, call.scale_tensor = True, scale
+    want_lse = bool(want_lse) or call.differentiable
+    call.layout, call.signature = _layout(query, key, value, bool(enable_gqa), want_lse, want_max, out_by_rows)
     call.scale = checks.scale_value(scale, call.signature.head_dim)
     call.blocks = None
     if call.has_values:
@@ -196,7 +209,18 @@ def _capture(call: Call, score_mod: Any, block_mask: Any, mask_mod: Any, own_pla
     call.record, call.captures, call.numbers, _ = capture(score_mod, mask_mod, score_dtype=score_dtype, own_places=own_places)
     if call.captures and checks.may_differentiate():
         names = (f"captured tensor '{type_.name}'" for type_ in call.record.captures)
-        checks.check_gradients(zip(names, call.captures, strict=True))
+        if checks.wants_gradient(list(zip(names, call.captures, strict=True))):
+            make_differentiable(call)
+
+
+def make_differentiable(call: Call) -> None:
+    """Ask for the gradients of what the call captures, too."""
+    call.differentiable = True
+    if not call.signature.return_lse:
+        block_size = call.signature.block_size
+        call.layout, call.signature = _layout(call.query, call.key, call.value, True, True, call.signature.return_max)
+        if block_size is not None:
+            call.signature = _with_block_size(call.signature, block_size)
 
 
 def _read_block_mask(call: Call, block_mask: Any, mask_mod: Any) -> Any:
@@ -248,6 +272,15 @@ def _layout(
             _layouts.clear()
         _layouts[known] = found
     return found
+
+
+def results(call: Call) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """`run`, and the backward pass recorded where a gradient may be wanted: then there always is an lse."""
+    if call.differentiable and call.has_values:
+        from attnc.integrations import autograd
+
+        return autograd.run(call)
+    return run(call)
 
 
 def run(call: Call) -> tuple[Tensor, Tensor | None, Tensor | None]:

@@ -56,8 +56,9 @@ def scaled_dot_product_attention(
 
     Returns [..., Hq, Sq, Ev] in query's dtype and order of strides; 0 where all keys are masked.
 
-    Raises classes of `attnc.errors`: DropoutError, AttentionMaskError, ShapeError, DtypeError, DeviceError,
-    GradientNotImplementedError, …
+    Differentiable in query, key, value, a float attn_mask and a scale that is a tensor.
+
+    Raises classes of `attnc.errors`: DropoutError, AttentionMaskError, ShapeError, DtypeError, DeviceError, …
     """
     if is_watched():
         from attnc.integrations import traced_sdpa
@@ -75,11 +76,13 @@ def scaled_dot_product_attention(
         query, key, value, shape = four_dims(query, key, value, enable_gqa)
     call = flex.checked_call(query, key, value, None, None, scale, True, False, None, None, None)
     if kind != PLAIN and call.has_values:
-        captures = [] if mask is None else [expanded_mask(checked_mask(mask), shape, key.shape[2])]
+        captures = [] if mask is None else [expanded_mask(checks.plain_tensor("attn_mask", mask), shape, key.shape[2])]
         found = record(kind, query.dtype is torch.float64)
         call.record = check_operands(found, captures, call.query.dtype) if captures else found
         call.captures, call.numbers = captures, numbers
-    out = flex.run(call)[0]
+        if captures and checks.may_differentiate() and checks.wants_gradient([("attn_mask", captures[0])]):
+            flex.make_differentiable(call)
+    out = flex.results(call)[0]
     return out if plain else out.reshape(*shape[:-1], out.shape[-1])
 
 
@@ -177,14 +180,6 @@ def expanded_mask(mask: Tensor, shape: Sequence[int], keys: int) -> Tensor:
     if len(target) == 3:
         return mask.unsqueeze(1)
     return mask[None, None] if len(target) == 2 else mask.flatten(0, -4)
-
-
-def checked_mask(mask: Tensor) -> Tensor:
-    """A mask whose memory can be read. Raises as a captured tensor does."""
-    mask = checks.plain_tensor("attn_mask", mask)
-    if checks.may_differentiate():
-        checks.check_gradients([("attn_mask", mask)])
-    return mask
 
 
 # -- mods -------------------------------------------------------------------------------------------------------------------

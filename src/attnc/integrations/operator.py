@@ -34,6 +34,57 @@ def run(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """out [B, Hq, Sq, Ev], lse and max_scores [B, Hq, Sq] (or [0] where not asked). Raises classes of `attnc.errors`."""
     read = from_text(program)
+    call = _call(query, key, value, captures, ints, floats, float_tensors, block_lists, read, scale, scale_tensor)
+    out, lse, max_scores = flex.run(call)
+    return out, query.new_empty(0) if lse is None else lse, query.new_empty(0) if max_scores is None else max_scores
+
+
+def run_backward(saved: tuple[Any, ...], operands: tuple[Any, ...], needs: Sequence[bool]) -> Sequence[Tensor | None]:
+    """The gradients of query, key, value, scale and each capture, or None where `needs` does not ask for it.
+
+    `saved` is grad_out, grad_lse (or None), query, key, value, out, lse; `operands` are those of `run` from captures on. Raises
+    classes of `attnc.errors`.
+    """
+    from attnc.backward import attention_backward
+    from attnc.integrations.autograd import of_scale_dtype
+
+    grad_out, grad_lse, query, key, value, out, lse = saved
+    captures, ints, floats, float_tensors, block_lists, program, scale, scale_tensor = operands
+    read = from_text(program)
+    call = _call(query, key, value, captures, ints, floats, float_tensors, block_lists, read, scale, scale_tensor)
+    grads = attention_backward(
+        query,
+        key,
+        value,
+        out,
+        lse,
+        grad_out,
+        grad_lse,
+        call.captures,
+        call.numbers,
+        call.blocks,
+        call.scale,
+        call.record,
+        call.signature,
+        tuple(needs),
+    )
+    return of_scale_dtype(grads, scale_tensor)
+
+
+def _call(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    captures: Sequence[Tensor],
+    ints: Sequence[int] | None,
+    floats: Sequence[float] | None,
+    float_tensors: Sequence[Tensor] | None,
+    block_lists: Sequence[Tensor],
+    read: Program,
+    scale: int | float | None,
+    scale_tensor: Tensor | None,
+) -> flex.Call:
+    """The operator's operands as a checked call."""
     element = query.dtype
     if not (key.dtype is element and value.dtype is element and element in checks.DTYPES):
         raise DtypeError(f"query, key and value have dtypes {query.dtype}, {key.dtype} and {value.dtype}")
@@ -49,8 +100,7 @@ def run(
     if read.block_size is not None:
         call.blocks = _classes(block_lists, read, query.shape, key.shape[2])
         call.signature = flex._with_block_size(call.signature, read.block_size)
-    out, lse, max_scores = flex.run(call)
-    return out, query.new_empty(0) if lse is None else lse, query.new_empty(0) if max_scores is None else max_scores
+    return call
 
 
 class Numbers(NamedTuple):

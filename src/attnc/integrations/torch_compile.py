@@ -8,7 +8,7 @@ more operator.
     %out = attnc.scaled_dot_product_attention(%q, %k, %v, is_causal=True)       after, AOTAutograd makes it
     torch.ops.attnc.attention
 
-A node that needs a gradient, or that attnc refuses, stays torch's; `attnc.stats()` counts both.
+A node that attnc refuses stays torch's; `attnc.stats()` counts both.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from attnc.errors import ArgumentsError, AttncError
-from attnc.integrations import torch_flex
+from attnc.integrations import torch_flex, torch_gradients
 from attnc.integrations.stats import BACKEND, count_left, count_taken
 from attnc.scaled_dot_product import scaled_dot_product_attention
 
@@ -84,6 +84,10 @@ def has_cpp_compiler() -> bool:
     return True
 
 
+# -- gradients of torch's own flex_attention, for graphs that come here ----------------------------------------------------
+torch_gradients.allow(lambda: torch_gradients.traced_for(backend))
+
+
 # -- the pass ---------------------------------------------------------------------------------------------------------------
 def take_over(module: GraphModule) -> None:
     """Replace torch's attention in a dynamo graph and its nested ones, in place."""
@@ -133,10 +137,6 @@ def _reason_to_leave(node: Node) -> str | None:
     devices = {tensor.device.type for tensor in tensors}
     if devices != {"cpu"}:
         return f"it is on {', '.join(sorted(devices))}, and attnc runs on the CPU only so far"
-    results = node.meta.get("example_value")
-    outputs = results if isinstance(results, (tuple, list)) else [results]
-    if any(isinstance(output, Tensor) and output.requires_grad for output in outputs):
-        return "a gradient is needed, and attnc has no backward pass yet"
     return None
 
 

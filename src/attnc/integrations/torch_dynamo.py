@@ -30,7 +30,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic
 
 from attnc import torch_op
 from attnc.capture.numbers import Expression
-from attnc.errors import AttncError, GradientNotImplementedError
+from attnc.errors import AttncError
 from attnc.integrations.graph_capture import GraphOperands, capture_graphs, evaluate
 from attnc.integrations.operator import split_numbers
 from attnc.integrations.traced import call_operator
@@ -78,8 +78,6 @@ class FlexInGraphVariable(TorchHigherOrderOperatorVariable):
         try:
             found = capture_graphs(graphs[0], examples[0], graphs[1], examples[1], score_dtype, names)
             operands = _Operands(tx, found, outer[0] + outer[1], examples[0] + examples[1])
-            tensors = [query, key, value, *([] if scale_tensor.is_constant_none() else [scale_tensor])]
-            _refuse_gradients([tensor.as_proxy() for tensor in tensors] + operands.tensors)
         except AttncError as error:
             unimplemented(
                 gb_type="attnc refuses a call of flex_attention",
@@ -166,14 +164,6 @@ def _symbolic_ints(tx: Any) -> Iterator[None]:
     finally:
         VariableBuilder.wrap_literal = wrap_literal  # type: ignore[method-assign]
         VariableBuilder.wrap_symint = wrap_symint  # type: ignore[method-assign]
-
-
-def _refuse_gradients(proxies: Sequence[torch.fx.Proxy]) -> None:
-    if not torch.is_grad_enabled() or torch.compiler.is_exporting():
-        return
-    for proxy in proxies:
-        if proxy.node.meta["example_value"].requires_grad:
-            raise GradientNotImplementedError(f"{proxy.node.name} requires grad, and attnc has no backward pass yet")
 
 
 def _scale(scale: VariableTracker, scale_tensor: VariableTracker) -> tuple[Any, Any]:

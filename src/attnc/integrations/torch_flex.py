@@ -24,6 +24,7 @@ from torch.nn.attention.flex_attention import noop_mask
 from attnc import checks, torch_op
 from attnc.capture.block_mask import _UNBOUNDED
 from attnc.errors import AttncError
+from attnc.integrations import torch_gradients
 from attnc.integrations.graph_capture import GraphOperands, Operands, capture_functions, capture_graphs, operands_of
 from attnc.integrations.operator import compile_for, split_numbers
 from attnc.integrations.stats import FLEX, count_left, count_taken
@@ -44,9 +45,9 @@ def enable_torch_flex() -> Enabled:
         with attnc.enable_torch_flex():
             flex_attention(query, key, value, score_mod, block_mask)
 
-    It holds for the whole process while at least one such block, or object until its `close()`, is open. There is no gradient
-    yet (torch itself refuses them on the CPU). What attnc refuses runs torch's own, and `attnc.stats()` counts it with the
-    reason. Graphs that torch.compile has traced before stay as they are.
+    It holds for the whole process while at least one such block, or object until its `close()`, is open. Gradients, which torch
+    refuses on the CPU, are had, too. What attnc refuses runs torch's own, and `attnc.stats()` counts it with the reason. Graphs
+    that torch.compile has traced before stay as they are.
     """
     return _switch.on()
 
@@ -137,6 +138,17 @@ def _with(mod: Callable[..., Any], captures: Sequence[Any]) -> Callable[..., Any
 _hop = torch.ops.higher_order.flex_attention
 _proxy_key: Any = None
 _proxy_original: Any = None
+_autograd_original: Any = None
+
+
+def _with_gradients(*arguments: Any) -> Any:
+    """The operator above autograd: attnc's own backward pass is recorded, where a gradient is wanted."""
+    tensors = [*arguments[:3], *(item for captures in arguments[7:8] for item in captures if isinstance(item, Tensor))]
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        taken = _take(arguments)
+        if taken is not None:
+            return taken
+    return _autograd_original(*arguments)
 
 
 def _on_cpu(
@@ -183,9 +195,8 @@ def _traced(mod: Callable[..., Any], scalars: list[Tensor], captures: Sequence[S
 
 
 def _take(arguments: tuple[Any, ...]) -> Any:
-    tensors = [*arguments[:3], *(item for captures in arguments[7:] for item in captures if isinstance(item, Tensor))]
     try:
-        reason = reason_to_leave(*tensors)
+        reason = reason_to_leave()
         if reason is None:
             result = attention(*arguments)
             count_taken(FLEX, FUNCTION)
@@ -197,19 +208,28 @@ def _take(arguments: tuple[Any, ...]) -> Any:
 
 
 def _install() -> None:
-    global _proxy_key, _proxy_original
+    global _proxy_key, _proxy_original, _autograd_original
     from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
     _hop.py_impl(DispatchKey.CPU)(_on_cpu)
     _proxy_key, _proxy_original = ProxyTorchDispatchMode, _hop.python_key_table[ProxyTorchDispatchMode]
     _hop.python_key_table[ProxyTorchDispatchMode] = _in_graph
+    _autograd_original = _hop.py_kernels[DispatchKey.Autograd]
+    _hop.py_kernels[DispatchKey.Autograd] = _with_gradients
     _hop._dispatch_cache.clear()
+    torch_gradients.allow(_always)
 
 
 def _remove() -> None:
     _hop.py_kernels.pop(DispatchKey.CPU)
     _hop.python_key_table[_proxy_key] = _proxy_original
+    _hop.py_kernels[DispatchKey.Autograd] = _autograd_original
     _hop._dispatch_cache.clear()
+    torch_gradients.disallow(_always)
+
+
+def _always() -> bool:
+    return True
 
 
 _switch = Switch("flex", _install, _remove)

@@ -26,9 +26,9 @@ def sdpa() -> Enabled:
         enabled = attnc.sdpa()      # or until enabled.close()
 
     It holds for the whole process, all threads included, while at least one such block or object is open; then torch's
-    function is itself again. What attnc refuses (dropout, gradients so far, …) runs torch's own kernels, and `attnc.stats()`
-    counts it with the reason. Under torch.func's vmap torch's own is used. Graphs that torch.compile has traced before stay
-    as they are.
+    function is itself again. Gradients are attnc's, too. What attnc refuses (dropout, …) runs torch's own kernels, and
+    `attnc.stats()` counts it with the reason. Under torch.func's vmap torch's own is used. Graphs that torch.compile has traced
+    before stay as they are.
     """
     return _switch.on()
 
@@ -45,7 +45,7 @@ def _attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     try:
-        reason = reason_to_leave(query, key, value, attn_mask)
+        reason = reason_to_leave()
         if reason is None:
             out = scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
             if counts(query):
@@ -73,13 +73,9 @@ def counts(query: Tensor) -> bool:
     return is_plain(query) or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
 
 
-def reason_to_leave(*tensors: Tensor | None) -> str | None:
-    """Why a call stays torch's before attnc looks at it: a gradient is wanted."""
-    if in_forward_mode():
-        return "forward-mode derivatives are open"
-    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
-        return "a gradient is needed, and attnc has no backward pass yet"
-    return None
+def reason_to_leave() -> str | None:
+    """Why a call stays torch's before attnc looks at it."""
+    return "forward-mode derivatives are open" if in_forward_mode() else None
 
 
 _operator = torch.ops.aten.scaled_dot_product_attention.default

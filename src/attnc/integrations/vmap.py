@@ -107,19 +107,31 @@ def _fold_lists(lists: Sequence[Tensor], dims: Sequence[int | None], count: int,
     return [tensor.expand(count, batch, *tensor.shape[2:]).flatten(0, 1) for tensor in whole]
 
 
+def batched_backward(info: Any, in_dims: tuple[Any, ...], *operands: Any) -> Any:
+    """The backward operator, one call for each: its gradients of captured tensors are those of each call alone."""
+    grads = [
+        torch_op.attention_backward(*(_pick(operand, dim, index) for operand, dim in zip(operands, in_dims, strict=True)))
+        for index in range(info.batch_size)
+    ]
+    *first, captures = zip(*grads, strict=True)
+    of_captures = [torch.stack(each) for each in zip(*captures, strict=True)]
+    return (*map(torch.stack, first), of_captures), (0, 0, 0, 0, [0] * len(of_captures))
+
+
 def _one_by_one(count: int, in_dims: tuple[Any, ...], operands: tuple[Any, ...]) -> Any:
     """One call for each: a scale that is mapped cannot be part of the batch."""
-
-    def pick(operand: Any, dim: Any, index: int) -> Any:
-        if isinstance(operand, (list, tuple)):
-            return [pick(item, inner, index) for item, inner in zip(operand, dim, strict=True)]
-        return operand if dim is None else operand.select(dim, index)
-
     calls = [
-        torch_op.attention(*(pick(operand, dim, index) for operand, dim in zip(operands, in_dims, strict=True)))
+        torch_op.attention(*(_pick(operand, dim, index) for operand, dim in zip(operands, in_dims, strict=True)))
         for index in range(count)
     ]
     return tuple(torch.stack(results) for results in zip(*calls, strict=True)), (0, 0, 0)
+
+
+def _pick(operand: Any, dim: Any, index: int) -> Any:
+    """What the call of this index sees of an operand."""
+    if isinstance(operand, (list, tuple)):
+        return [_pick(item, inner, index) for item, inner in zip(operand, dim or [None] * len(operand), strict=True)]
+    return operand if dim is None else operand.select(dim, index)
 
 
 # -- records ----------------------------------------------------------------------------------------------------------------
