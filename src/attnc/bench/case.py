@@ -16,7 +16,8 @@ class Case:
     """Attention of query [batch, heads, queries, dim] over key and value [batch, kv_heads, keys, dim].
 
     `size` is the mask's number: documents, the window's length, the prefix's length, or the neighbourhood's radius in a square
-    image. `layout` "bshd" stores [batch, length, heads, dim] and permutes.
+    image. `layout` "bshd" stores [batch, length, heads, dim] and permutes. `train`: forward and backward, with the gradients of
+    query, key, value and what the mod captures.
     """
 
     batch: int
@@ -30,6 +31,7 @@ class Case:
     mask: str = ""
     size: int = 0
     layout: str = "bhsd"
+    train: bool = False
 
     def __post_init__(self) -> None:
         if self.mod not in MODS or self.mask not in MASKS or self.dtype not in BYTES or self.layout not in ("bhsd", "bshd"):
@@ -39,8 +41,13 @@ class Case:
 
     @property
     def flops(self) -> int:
-        """Floating-point operations of both products over all pairs."""
-        return 4 * self.batch * self.heads * self.queries * self.keys * self.dim
+        """Floating-point operations of the products over all pairs."""
+        return self.pair_flops * self.batch * self.heads * self.queries * self.keys
+
+    @property
+    def pair_flops(self) -> int:
+        """Those of one pair: two products forward, five backward."""
+        return (14 if self.train else 4) * self.dim
 
     @property
     def cache_bytes(self) -> int:
@@ -65,7 +72,7 @@ class Case:
         heads = f"{self.heads}" if self.heads == self.kv_heads else f"{self.heads}/{self.kv_heads}"
         length = f"{self.queries}" if self.queries == self.keys else f"{self.queries}→{self.keys}"
         kind = " ".join(filter(None, (self.mod, self.mask, str(self.size or ""))))
-        layout = " BSHD" if self.layout == "bshd" else ""
+        layout = " BSHD" if self.layout == "bshd" else " forward + backward" if self.train else ""
         return f"{self.batch}×{heads}×{length}×{self.dim} {self.dtype} {kind}".strip() + layout
 
 

@@ -66,7 +66,7 @@ class Result:
 
     @property
     def flops(self) -> float:
-        return 4.0 * self.case.batch * self.case.heads * self.case.dim * self.pairs
+        return float(self.case.pair_flops) * self.case.batch * self.case.heads * self.pairs
 
     @property
     def limit(self) -> float:

@@ -175,7 +175,28 @@ def small() -> list[Row]:
     return rows
 
 
-TIMED = {"prefill": prefill, "mods": mods, "masks": masks, "decode": decode, "small": small}
+def train() -> list[Row]:
+    base = dense(2048, train=True)
+    wide, causal = dataclasses.replace(base, dim=128), dataclasses.replace(base, mask="causal")
+    peak = Bound("peak", "", None, 0.75)
+    return [
+        Row("train", base, TORCH, (Bound("faster", "sdpa", 1.3), peak)),
+        Row("train", wide, TORCH, (Bound("faster", "sdpa", 1.1), peak)),
+        Row("train causal", causal, TORCH, (Bound("faster", "sdpa", 1.5),)),
+        Row(
+            "train ALiBi",
+            dataclasses.replace(base, mod="alibi"),
+            (),
+            (Bound("slower", "own dense", 1.4),),
+            (("own dense", base, 0),),
+        ),
+        Row("train", dataclasses.replace(base, dtype="bf16"), TORCH, (Bound("faster", "sdpa", 1.1),)),
+        Row("train relative bias", dataclasses.replace(base, mod="relative_bias"), (), (), (("own dense", base, 0),)),
+        Row("train", dense(8192, heads=2, train=True), TORCH, long=True),
+    ]
+
+
+TIMED = {"prefill": prefill, "mods": mods, "masks": masks, "decode": decode, "small": small, "train": train}
 SUITES = (*TIMED, "compile", "memory")
 
 

@@ -51,42 +51,49 @@ class Worker:
         return {"missing": word, "versions": "" if word else peers.versions(self.name)}
 
     def do_prepare(self, key: str, case: dict[str, Any]) -> dict[str, Any]:
-        from attnc.bench import limits, peers, problem
+        import torch
+
+        from attnc.bench import limits, peers, problem, training
 
         made = Case(**case)
         if self.name == "limits":
             measure = limits.fma_peak(self.threads) if key == "fma" else limits.read_bandwidth(made.cache_bytes, self.threads)
             self.prepared[key] = measure
             return {"first": 0.0}
-        posed = problem.make(made)
-        begin = time.perf_counter()
-        prepared = peers.load(self.name).prepare(posed, self.threads)
-        returned = prepared.call()
-        first = time.perf_counter() - begin
+        with torch.inference_mode(not made.train):
+            posed = training.make(made) if made.train else problem.make(made)
+            begin = time.perf_counter()
+            prepared = peers.load(self.name).prepare(posed, self.threads)
+            returned = prepared.call()
+            first = time.perf_counter() - begin
         self.prepared[key] = prepared, posed, returned
         return {"first": first}
 
     def do_check(self, key: str, file: str, allow: float) -> dict[str, Any]:
         import torch
 
-        from attnc.bench import problem
+        from attnc.bench import problem, training
 
         prepared, posed, returned = self.prepared[key]
-        with torch.serialization.safe_globals([problem.Reference]):
+        with torch.serialization.safe_globals([problem.Reference, training.Reference]):
             expected = torch.load(file)
-        error = problem.error_of(prepared.result(returned), expected, posed)
+        error_of = training.error_of if posed.case.train else problem.error_of
+        error = error_of(prepared.result(returned), expected, posed)
         self.prepared[key] = prepared, posed, None
         return {"error": error, "bound": expected.bound * allow}
 
     def do_run(self, key: str, repeats: int) -> dict[str, Any]:
+        import torch
+
         if self.name == "limits":
             return {"rates": [self.prepared[key]() for _ in range(repeats)]}
-        call = self.prepared[key][0].call
-        seconds = []
-        for _ in range(repeats):
-            begin = time.perf_counter()
-            call()
-            seconds.append(time.perf_counter() - begin)
+        prepared, posed, _ = self.prepared[key]
+        call, seconds = prepared.call, []
+        with torch.inference_mode(not posed.case.train):
+            for _ in range(repeats):
+                begin = time.perf_counter()
+                call()
+                seconds.append(time.perf_counter() - begin)
         return {"seconds": seconds}
 
     def do_drop(self, key: str) -> dict[str, Any]:
@@ -96,9 +103,11 @@ class Worker:
     def do_reference(self, case: dict[str, Any], file: str) -> dict[str, Any]:
         import torch
 
-        from attnc.bench import problem
+        from attnc.bench import problem, training
 
-        expected = problem.reference(problem.make(Case(**case)))
+        made = Case(**case)
+        with torch.inference_mode(not made.train):
+            expected = training.reference(training.make(made)) if made.train else problem.reference(problem.make(made))
         torch.save(expected, file)
         return {"live": expected.live, "eager_error": expected.eager_error, "bound": expected.bound}
 
@@ -112,7 +121,7 @@ def main() -> None:
 
     torch.set_num_threads(threads)
     worker = Worker(name, threads)
-    with torch.inference_mode():
+    with torch.inference_mode():  # which cases that train leave
         for line in sys.stdin:
             pipe.write(json.dumps(worker.answer(json.loads(line))) + "\n")
             pipe.flush()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch.nn.functional import scaled_dot_product_attention
 
+from attnc.bench import training
 from attnc.bench.peers import Prepared, Unsupported
 from attnc.bench.problem import Problem, dense_bias
 
@@ -19,6 +20,8 @@ def prepare(problem: Problem, threads: int) -> Prepared:
     if not causal and (case.mask or case.mod):
         if case.queries * case.keys * (case.heads if case.mod else 1) * 4 > LARGEST_MASK:
             raise Unsupported("the mask would be too large")
+        if case.train:
+            raise Unsupported("its mask would have to be trained")
         try:
             bias = dense_bias(problem)
         except ValueError as error:
@@ -28,4 +31,4 @@ def prepare(problem: Problem, threads: int) -> Prepared:
     def call():
         return scaled_dot_product_attention(query, key, value, bias, is_causal=causal, enable_gqa=grouped)
 
-    return Prepared(call)
+    return training.trained(problem, call) if case.train else Prepared(call)
