@@ -89,3 +89,12 @@ def test_links_of_the_readme_exist():
     links = [link for link in re.findall(r"\]\(([^)#\s]+)", README) if "://" not in link]
     assert links
     assert [link for link in links if not (DOCS.parent / link).exists()] == []
+
+
+def test_the_example_of_training_gives_gradients():
+    source = re.findall(r"^```python\n(.*?)^```", (DOCS / "training.md").read_text(), re.MULTILINE | re.DOTALL)[0]
+    scope: dict = {}
+    exec(compile(source, "training.md", "exec"), scope)
+    for name in ("query", "key", "value", "bias"):
+        gradient = scope[name].grad
+        assert gradient is not None and torch.isfinite(gradient).all() and gradient.abs().sum() > 0
