@@ -44,7 +44,7 @@ def attention_backward(
         needs: one bool for each of query, key, value, scale and the captures. Tensors of ints and bools have no gradient.
 
     Returns one entry for each of `needs`: dense, in the dtype of what it is the gradient of (the scale's: 0-d f64) and of its
-    whole shape, stride-0 dims included; that of query, key and value in their order of strides. None where it is not needed.
+    whole shape, stride-0 dims included, with the strides of `torch.empty_like`. None where it is not needed.
 
     Raises `CaptureIndexError` where captured tensors have changed since the forward pass, so that an index is out of range;
     what compiling raises.
@@ -119,12 +119,14 @@ def _finished(result: Tensor, source: Tensor | None) -> Tensor:
         return result.reshape(())
     if result.dim() == 4 and source.dim() == 4 and result.shape[0] != source.shape[0]:
         result = result.sum(dim=0, keepdim=True)  # a batch of 1 that the query's batch shares
-    return result.reshape(source.shape).to(source.dtype)
+    result = result.reshape(source.shape)
+    dense = torch.empty_like(source)
+    if result.dtype is source.dtype and result.stride() == dense.stride():
+        return result
+    return dense.copy_(result)
 
 
 def _nothing(source: Tensor | None) -> Tensor:
     if source is None:
         return torch.zeros((), dtype=torch.float64)
-    if source.dim() != 4:
-        return torch.zeros(source.shape, dtype=source.dtype)
-    return torch.empty_strided(source.shape, output_strides(source.shape, source.stride()), dtype=source.dtype).zero_()
+    return torch.zeros_like(source)

@@ -51,6 +51,7 @@ class Call:
         "key",
         "layout",
         "numbers",
+        "out_by_rows",
         "query",
         "record",
         "scale",
@@ -71,6 +72,8 @@ class Call:
     captures: Sequence[Tensor]
     numbers: Sequence[int | float]
     blocks: Tensor | None
+    out_by_rows: bool
+    """Whether out is [B, Sq, Hq, Ev] in memory."""
     differentiable: bool
     """Whether a gradient may be wanted: then lse is among the results."""
     has_values: bool
@@ -187,7 +190,7 @@ def checked_call(
     if not (key.dtype is element and value.dtype is element and element in DTYPES):
         raise DtypeError(f"query, key and value have dtypes {query.dtype}, {key.dtype} and {value.dtype}")
     call.query, call.key, call.value = query, key, value
-    call.differentiable, call.scale_tensor = False, None
+    call.differentiable, call.scale_tensor, call.out_by_rows = False, None, out_by_rows
     if query.requires_grad or key.requires_grad or value.requires_grad or in_forward_mode():
         call.differentiable = checks.wants_gradient((("query", query), ("key", key), ("value", value)))
     if isinstance(scale, Tensor) and scale.requires_grad and checks.wants_gradient([("scale", scale)]):
@@ -218,7 +221,8 @@ def make_differentiable(call: Call) -> None:
     call.differentiable = True
     if not call.signature.return_lse:
         block_size = call.signature.block_size
-        call.layout, call.signature = _layout(call.query, call.key, call.value, True, True, call.signature.return_max)
+        want_max = call.signature.return_max
+        call.layout, call.signature = _layout(call.query, call.key, call.value, True, True, want_max, call.out_by_rows)
         if block_size is not None:
             call.signature = _with_block_size(call.signature, block_size)
 

@@ -235,6 +235,8 @@ class Derivative:
             result = body(m, result)
         m.insert(tile.YieldOp([result]))
         erase_dead(block)
+        if not inputs:  # the same in the whole block: a map has at least one tile to run over
+            read(build.add(tile.FillOp(build.constant(0), tile.tile_type(self.rows, 1, INDEX)), "rows"), None)
         used = [n for n, argument in enumerate(block.args) if argument.uses] or [0]
         for argument in reversed(block.args):
             if argument.index not in used:
