@@ -1,5 +1,5 @@
-"""Gradients where there is nothing to differentiate, or what is there must not matter: dead rows and keys, NaN, empty lengths, odd
-strides; held against f64 autograd of the dense formula."""
+"""Gradients where there is nothing to differentiate, or what is there must not matter: dead rows and keys, NaN, empty lengths,
+odd strides; held against f64 autograd of the dense formula."""
 
 from __future__ import annotations
 
