@@ -113,6 +113,15 @@ class CaptureIndexError(AttncError, IndexError):
         return error
 
 
+class UnsupportedGraphError(AttncError, NotImplementedError):
+    """A function given to `attnc.compile` holds an operation that is not compiled, or in a way that is not."""
+
+    default_remedy = (
+        "attnc.compile takes attention with layout, elementwise, softmax and reduction operations around it; "
+        "run the rest of the model outside of the compiled function"
+    )
+
+
 # -- what the inputs may not be ---------------------------------------------------------------------------------------
 
 

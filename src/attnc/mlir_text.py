@@ -19,7 +19,8 @@ def parse_module(text: str, filename: str = "<text>") -> ModuleOp:
     from xdsl.parser import Parser
     from xdsl.utils.exceptions import ParseError
 
-    from attnc.dialects.context import build_context
+    from attnc.dialects.context import build_context, parsed_resources
+    from attnc.dialects.resources import add_encoded
 
     class PlacingParser(Parser):
         """Remembers where each operation begins."""
@@ -38,8 +39,10 @@ def parse_module(text: str, filename: str = "<text>") -> ModuleOp:
     places: dict[Operation, int] = {}
     parser = None
     try:
-        parser = PlacingParser(build_context(), text, filename)
+        context = build_context()
+        parser = PlacingParser(context, text, filename)
         module = parser.parse_module()
+        add_encoded(module, parsed_resources(context))
     except ParseError as error:
         raise _parse_error(error.msg, text, filename, error.span.start) from None
     except RecursionError:
@@ -49,6 +52,22 @@ def parse_module(text: str, filename: str = "<text>") -> ModuleOp:
         raise _error(_first_line(error), text, filename, min(place, len(text))) from error
     verify_module(module, text, filename, places)
     return module
+
+
+def print_module(module: ModuleOp) -> str:
+    """The text of a module, its resources in the section `{-# dialect_resources … #-}` where MLIR's own tools look for them."""
+    from attnc.dialects.resources import ATTRIBUTE, encoded
+
+    resources = encoded(module)
+    if not resources:
+        return str(module)
+    held = module.attributes.pop(ATTRIBUTE)
+    try:
+        text = str(module)
+    finally:
+        module.attributes[ATTRIBUTE] = held
+    entries = ",\n".join(f'      {key}: "{value}"' for key, value in sorted(resources.items()))
+    return f"{text}\n\n{{-#\n  dialect_resources: {{\n    builtin: {{\n{entries}\n    }}\n  }}\n#-}}"
 
 
 def verify_module(module: ModuleOp, text: str, filename: str, places: dict[Operation, int]) -> None:

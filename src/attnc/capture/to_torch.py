@@ -73,9 +73,9 @@ def to_torch(record: Record, signature: Signature, needs: Sequence[bool] = ()) -
     scale and the captured tensors want a gradient: if any do, the module goes the backward road."""
     functions: list[Operation] = []
     if record.score is not None:
-        functions.append(_mod(record, record.score, "score_mod", SCORE_ARGUMENTS))
+        functions.append(mod_function(record, record.score, "score_mod", SCORE_ARGUMENTS))
     if record.mask is not None:
-        functions.append(_mod(record, record.mask, "mask_mod", MASK_ARGUMENTS))
+        functions.append(mod_function(record, record.mask, "mask_mod", MASK_ARGUMENTS))
     functions.append(_attention(record, signature))
     if any(needs):
         wanted = [number for number, needed in enumerate(needs) if needed]
@@ -105,7 +105,8 @@ def _hint(name: str) -> str:
     return word if word and not word[0].isdigit() else f"v{word}"
 
 
-def _mod(record: Record, function: Function, name: str, names: Sequence[str]) -> func.FuncOp:
+def mod_function(record: Record, function: Function, name: str, names: Sequence[str]) -> func.FuncOp:
+    """A mod as a private function; captures and numbers that it reads follow its fixed arguments."""
     types: list[Attribute] = [_vtensor(type_) for type_ in function.arguments]
     operand_types, operand_names = _operand_types(record, function)
     block = Block(arg_types=types + operand_types)

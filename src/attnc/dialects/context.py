@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Callable, Sequence
 
 from xdsl.context import Context
+from xdsl.dialect_interfaces.op_asm import OpAsmDialectInterface
 from xdsl.dialects.builtin import Builtin
 from xdsl.ir import Dialect, Operation
 
@@ -27,14 +28,15 @@ _DIALECTS = {
 
 
 class AttncContext(Context):
-    """A context in which every `torch.aten.*` is an operation: its class is made when its name is met."""
+    """A context in which every `torch.*` is an operation: the class of one that has none is made when its name is met."""
 
     def get_optional_op(self, name: str, *, dialect_stack: Sequence[str] = ()) -> type[Operation] | None:
-        if name.startswith("torch.aten."):
-            from attnc.dialects.torch import aten_op
+        known = None if name.startswith("torch.aten.") else super().get_optional_op(name, dialect_stack=dialect_stack)
+        if known is None and name.startswith("torch."):
+            from attnc.dialects.torch import torch_op
 
-            return aten_op(name.removeprefix("torch.aten."))
-        return super().get_optional_op(name, dialect_stack=dialect_stack)
+            return torch_op(name.removeprefix("torch."))
+        return known
 
 
 def _loader(module: str, attribute: str) -> Callable[[], Dialect]:
@@ -44,7 +46,15 @@ def _loader(module: str, attribute: str) -> Callable[[], Dialect]:
 def build_context() -> AttncContext:
     """A fresh context for parsing any stage's text."""
     context = AttncContext()
-    context.load_dialect(Builtin)
+    # Each context has its own store of resources: Builtin's own one lives as long as the process.
+    context.load_dialect(Dialect("builtin", list(Builtin.operations), list(Builtin.attributes), [OpAsmDialectInterface()]))
     for name, (module, attribute) in _DIALECTS.items():
         context.register_dialect(name, _loader(module, attribute))
     return context
+
+
+def parsed_resources(context: Context) -> dict[str, str]:
+    """What a text's `dialect_resources` section gave for the keys that it uses, as it was written: "0x…"."""
+    interface = context.get_dialect("builtin").get_interface(OpAsmDialectInterface)
+    assert interface is not None
+    return {key: value for key, value in interface._blob_storage.items() if value}

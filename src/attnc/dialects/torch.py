@@ -5,8 +5,10 @@ schema in order, defaults written out; dtypes and other enumerations are `torch.
 `torch.constant.none`, lists `torch.prim.ListConstruct`. One operation is ours: `torch.attnc_flex_attention`, attention with
 both mods, their captured tensors and numbers, and the block classes of a BlockMask. Its lse and max are in natural units.
 
-Any name `torch.aten.*` is an operation here; which ones compile is said by transforms/convert_torch_to_linalg_ext.py
-(docs/operations.md), so that an unsupported one is refused there, by name, with the user's line.
+Any name `torch.aten.*` (`torch.prim.*`, `torch.prims.*`, …) is an operation here; which ones compile is said by
+transforms/convert_torch_to_linalg_ext.py (docs/operations.md), so that an unsupported one is refused there, by name, with the
+user's line. torch-mlir's "raw" output is text of this dialect: `torch.hop_flex_attention` (lse and max in log2 units),
+`torch.operator`, `torch.symbolic_int` and weights in `dense_resource` come from there.
 
     %0 = torch.aten.sub.Tensor %q, %kv, %int1 : !torch.vtensor<[],si32>, ... -> !torch.vtensor<[],si32>
 """
@@ -19,11 +21,13 @@ from collections.abc import Sequence
 from typing import Self, cast
 
 from xdsl.dialects.builtin import (
+    AffineMapAttr,
     ArrayAttr,
     BFloat16Type,
     BoolAttr,
     DenseArrayBase,
     DenseIntOrFPElementsAttr,
+    DenseResourceAttr,
     Float16Type,
     Float32Type,
     Float64Type,
@@ -166,12 +170,20 @@ class StrType(ParametrizedAttribute, TypeAttribute):
     name = "torch.str"
 
 
+@irdl_attr_definition
+class DeviceType(ParametrizedAttribute, TypeAttribute):
+    """`!torch.Device`: a device, as an argument of what makes tensors."""
+
+    name = "torch.Device"
+
+
 _WORDS: dict[str, type[ParametrizedAttribute]] = {
     "int": IntType,
     "float": FloatType,
     "bool": BoolType,
     "none": NoneType,
     "str": StrType,
+    "Device": DeviceType,
 }
 
 
@@ -322,16 +334,128 @@ class ConstantStrOp(IRDLOperation):
 
 
 @irdl_op_definition
+class ConstantDeviceOp(IRDLOperation):
+    """`torch.constant.device "cpu"`"""
+
+    name = "torch.constant.device"
+    value = attr_def(StringAttr)
+    result = result_def(DeviceType)
+    traits = traits_def(Pure())
+    assembly_format = "$value attr-dict"
+
+    def __init__(self, value: str):
+        super().__init__(attributes={"value": StringAttr(value)}, result_types=[DeviceType()])
+
+
+@irdl_op_definition
+class OperatorOp(IRDLOperation):
+    """`torch.operator "torch.aten.sort.stable"(%x, %true) : (types) -> (types)`: an operator without a class of its own."""
+
+    name = "torch.operator"
+    operator = attr_def(StringAttr, attr_name="name")
+    arguments = var_operand_def()
+    results_ = var_result_def()
+    traits = traits_def(Pure())
+
+    def print(self, printer: Printer):
+        printer.print_string(" ")
+        printer.print_string_literal(self.operator.data)
+        with printer.in_parens():
+            printer.print_list(self.operands, printer.print_operand)
+        printer.print_op_attributes(self.attributes, reserved_attr_names=("name",))
+        printer.print_string(" : ")
+        printer.print_operation_type(self)
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        name = parser.parse_str_literal()
+        operands = parser.parse_comma_separated_list(parser.Delimiter.PAREN, parser.parse_unresolved_operand)
+        attributes = parser.parse_optional_attr_dict()
+        parser.parse_punctuation(":")
+        types = parser.parse_function_type()
+        arguments = parser.resolve_operands(operands, list(types.inputs), parser.pos)
+        attributes["name"] = StringAttr(name)
+        return cls.create(operands=arguments, result_types=list(types.outputs), attributes=attributes)
+
+
+@irdl_op_definition
+class SymbolicIntOp(IRDLOperation):
+    """`torch.symbolic_int "s0" {max_val = 100, min_val = 3} : !torch.int`: a size that torch.export left open."""
+
+    name = "torch.symbolic_int"
+    symbol = attr_def(StringAttr, attr_name="symbol_name")
+    min_val = attr_def(IntegerAttr)
+    max_val = attr_def(IntegerAttr)
+    result = result_def(IntType)
+    traits = traits_def(Pure())
+
+    def __init__(self, symbol: str, smallest: int, largest: int):
+        bounds: dict[str, Attribute] = {"min_val": IntegerAttr(smallest, i64), "max_val": IntegerAttr(largest, i64)}
+        super().__init__(attributes={"symbol_name": StringAttr(symbol), **bounds}, result_types=[_INT])
+
+    def print(self, printer: Printer):
+        printer.print_string(" ")
+        printer.print_string_literal(self.symbol.data)
+        bounds = f" {{min_val = {self.min_val.value.data}, max_val = {self.max_val.value.data}}}"
+        printer.print_string(f"{bounds} : !torch.int")
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        name = parser.parse_str_literal()
+        attributes = parser.parse_optional_attr_dict()
+        parser.parse_punctuation(":")
+        type_ = parser.parse_type()
+        return cls.create(result_types=[type_], attributes={"symbol_name": StringAttr(name), **attributes})
+
+
+@irdl_op_definition
+class BindSymbolicShapeOp(IRDLOperation):
+    """`torch.bind_symbolic_shape %x, [%s], affine_map<()[s0] -> (2, s0)> : !torch.vtensor<[2,?],f32>`: the sizes of %x."""
+
+    name = "torch.bind_symbolic_shape"
+    tensor = operand_def(VTensorType)
+    symbols = var_operand_def(IntType)
+    shape_expressions = attr_def(AffineMapAttr)
+
+    def __init__(self, tensor: SSAValue, symbols: Sequence[SSAValue], expressions: AffineMapAttr):
+        super().__init__(operands=[tensor, symbols], attributes={"shape_expressions": expressions})
+
+    def print(self, printer: Printer):
+        printer.print_string(" ")
+        printer.print_operand(self.tensor)
+        printer.print_string(", [")
+        printer.print_list(self.symbols, printer.print_operand)
+        printer.print_string("], ")
+        printer.print_attribute(self.shape_expressions)
+        printer.print_string(" : ")
+        printer.print_attribute(self.tensor.type)
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        tensor = parser.parse_unresolved_operand()
+        parser.parse_punctuation(",")
+        symbols = parser.parse_comma_separated_list(parser.Delimiter.SQUARE, parser.parse_unresolved_operand)
+        parser.parse_punctuation(",")
+        expressions = parser.parse_attribute()
+        attributes = parser.parse_optional_attr_dict()
+        parser.parse_punctuation(":")
+        type_ = parser.parse_type()
+        operands = [parser.resolve_operand(tensor, type_), *parser.resolve_operands(symbols, [_INT] * len(symbols), parser.pos)]
+        return cls.create(operands=operands, attributes={"shape_expressions": expressions, **attributes})
+
+
+@irdl_op_definition
 class LiteralOp(IRDLOperation):
-    """`torch.vtensor.literal(dense<[1, 2]> : tensor<2xsi64>) : !torch.vtensor<[2],si64>`: a small constant tensor."""
+    """`torch.vtensor.literal(dense<[1, 2]> : tensor<2xsi64>) : !torch.vtensor<[2],si64>`: a constant tensor; a large one is a
+    `dense_resource<key>`, its bytes in the module's resources (dialects/resources.py)."""
 
     name = "torch.vtensor.literal"
-    value = attr_def(DenseIntOrFPElementsAttr)
+    value = attr_def(DenseIntOrFPElementsAttr | DenseResourceAttr)
     result = result_def(VTensorType)
     traits = traits_def(Pure())
     assembly_format = "`(` $value `)` attr-dict `:` type($result)"
 
-    def __init__(self, value: DenseIntOrFPElementsAttr, result_type: VTensorType):
+    def __init__(self, value: DenseIntOrFPElementsAttr | DenseResourceAttr, result_type: VTensorType):
         super().__init__(attributes={"value": value}, result_types=[result_type])
 
 
@@ -388,12 +512,13 @@ class AtenOp(IRDLOperation):
             printer.print_string(" ")
             printer.print_list(self.operands, printer.print_operand)
         printer.print_op_attributes(self.attributes)
-        printer.print_string(" : ")
+        printer.print_string(" :")
         if self.operands:
-            printer.print_list([operand.type for operand in self.operands], printer.print_attribute)
             printer.print_string(" ")
-        printer.print_string("-> ")
-        printer.print_list([result.type for result in self.results], printer.print_attribute)
+            printer.print_list([operand.type for operand in self.operands], printer.print_attribute)
+        if self.results:
+            printer.print_string(" -> ")
+            printer.print_list([result.type for result in self.results], printer.print_attribute)
 
     @classmethod
     def parse(cls, parser: Parser) -> Self:
@@ -403,8 +528,9 @@ class AtenOp(IRDLOperation):
         attributes = parser.parse_optional_attr_dict()
         parser.parse_punctuation(":")
         types = parser.parse_optional_undelimited_comma_separated_list(parser.parse_optional_type, parser.parse_type)
-        parser.parse_punctuation("->")
-        results = parser.parse_comma_separated_list(parser.Delimiter.NONE, parser.parse_type)
+        results: list[Attribute] = []
+        if parser.parse_optional_punctuation("->"):
+            results += parser.parse_comma_separated_list(parser.Delimiter.NONE, parser.parse_type)
         arguments = parser.resolve_operands(operands or [], types or [], parser.pos)
         return cls.create(operands=arguments, result_types=results, attributes=attributes)
 
@@ -417,9 +543,15 @@ def aten_op(name: str) -> type[AtenOp]:
 
     Build with `aten_op("exp").create(operands=[x], result_types=[type])`, which is three times as fast as a constructor.
     """
+    return torch_op(f"aten.{name}")
+
+
+def torch_op(name: str) -> type[AtenOp]:
+    """The operation class of a name of the torch dialect that has no class of its own: `"prims.convert_element_type"`."""
     if name not in _ATEN_OPS:
-        class_name = "".join(part.capitalize() for part in name.replace(".", "_").split("_")) + "Op"
-        _ATEN_OPS[name] = cast(type[AtenOp], type(class_name, (AtenOp,), {"name": f"torch.aten.{name}"}))
+        words = name.removeprefix("aten.").replace(".", "_").split("_")
+        class_name = "".join(word.capitalize() for word in words) + "Op"
+        _ATEN_OPS[name] = cast(type[AtenOp], type(class_name, (AtenOp,), {"name": f"torch.{name}"}))
     return _ATEN_OPS[name]
 
 
@@ -526,9 +658,13 @@ Torch = Dialect(
         ConstantBoolOp,
         ConstantNoneOp,
         ConstantStrOp,
+        ConstantDeviceOp,
+        OperatorOp,
+        SymbolicIntOp,
+        BindSymbolicShapeOp,
         LiteralOp,
         ListConstructOp,
         FlexAttentionOp,
     ],
-    [VTensorType, IntType, FloatType, BoolType, NoneType, StrType, ListType, OptionalType],
+    [VTensorType, IntType, FloatType, BoolType, NoneType, StrType, DeviceType, ListType, OptionalType],
 )

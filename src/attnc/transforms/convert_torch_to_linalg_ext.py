@@ -37,16 +37,14 @@ from xdsl.dialects.builtin import (
     AffineMapAttr,
     ArrayAttr,
     FunctionType,
-    IntegerAttr,
     ModuleOp,
     StringAttr,
-    SymbolRefAttr,
     TensorType,
 )
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.ir.affine import AffineDimExpr, AffineMap
 
-from attnc.dialects.linalg_ext import AttentionOp, IndexOp, OnlineAttentionOp, YieldOp
+from attnc.dialects.linalg_ext import AttentionOp, OnlineAttentionOp
 from attnc.dialects.torch import (
     BoolType,
     ConstantBoolOp,
@@ -56,14 +54,13 @@ from attnc.dialects.torch import (
     FloatType,
     IntType,
     VTensorType,
-    block_sizes,
-    si32,
     si64,
 )
 from attnc.errors import UnsupportedOpError
 from attnc.target import Target
-from attnc.transforms.convert_torch_to_linalg_ext_mods import captured, interpret, tensor_type
-from attnc.transforms.convert_torch_to_linalg_ext_region import RegionBuilder, f32, f64, i1, i8, i64
+from attnc.transforms.convert_torch_to_linalg_ext_attention import AttentionRegion, statistics
+from attnc.transforms.convert_torch_to_linalg_ext_mods import tensor_type
+from attnc.transforms.convert_torch_to_linalg_ext_region import RegionBuilder, f64, i1, i64
 from attnc.transforms.convert_torch_to_linalg_ext_region import index as index_type
 from attnc.transforms.convert_torch_to_linalg_ext_shapes import (
     appended,
@@ -71,12 +68,11 @@ from attnc.transforms.convert_torch_to_linalg_ext_shapes import (
     element_of,
     expand,
     generic,
-    hinted,
     log_sum,
     normalised,
     shape_of,
 )
-from attnc.transforms.convert_torch_to_linalg_ext_values import Number, Scalar, ScalarBuilder, Value
+from attnc.transforms.convert_torch_to_linalg_ext_values import Number
 
 NAME = "convert-torch-to-linalg-ext"
 
@@ -127,7 +123,7 @@ class _Function:
     def convert(self) -> None:
         old = self.function.body.block
         scales = {op.scale for op in old.ops if isinstance(op, FlexAttentionOp)}
-        precision = next(_statistics(op) for op in old.ops if isinstance(op, FlexAttentionOp))
+        precision = next(statistics(op) for op in old.ops if isinstance(op, FlexAttentionOp))
         for position, argument in enumerate(old.args):
             type_ = precision if argument in scales else _argument_type(argument.type)
             new = self.block.insert_arg(type_, position)
@@ -170,7 +166,7 @@ class _Function:
 
     def _attention(self, op: FlexAttentionOp) -> None:
         query, key, value, scale = (self.values[operand] for operand in op.operands[:4])
-        precision = _statistics(op)
+        precision = statistics(op)
         head_dim, value_dim = shape_of(query)[3], shape_of(value)[3]
         batch, heads, queries, kv_heads = _named(
             self, (query, 0, "batch"), (query, 1, "heads"), (query, 2, "queries"), (key, 1, "kv_heads")
@@ -181,7 +177,7 @@ class _Function:
         query_5d = expand(self.block, query, [*rows, head_dim], "query_5d")
         element = element_of(query)
         out_sizes = [*rows, value_dim]
-        region = self._region(op, precision, group)
+        region = AttentionRegion(self.functions, self.names, self.values, self.numbers, self.size).build(op, precision, group)
         operands = [query_5d, key, value, scale]
         wanted = [op.return_lse is not None, op.return_max is not None]
         if not any(wanted):
@@ -240,122 +236,12 @@ class _Function:
         empty = self._empty(sizes, element, f"{hint}_empty")
         return appended(self.block, linalg.FillOp([value], [empty]), hint)
 
-    # -- the region ---------------------------------------------------------------------------------------------------
-
-    def _region(self, op: FlexAttentionOp, precision: Attribute, group: SSAValue) -> Region:
-        block = Block(arg_types=[precision])
-        score = block.args[0]
-        score.name_hint = "score"
-        r = ScalarBuilder(block, self.size)
-        positions = _Positions(r, group)
-        modified = Scalar(score, precision)
-        if op.score_mod_fn is not None:
-            mod = self._mod(op.score_mod_fn)
-            used = [argument.first_use is not None for argument in mod.body.block.args]
-            fixed = [modified, *positions.scalars(used[1:5])]
-            modified = interpret(r, mod, [*fixed, *self._operands(r, op.score_operands, used[5:])])
-        result = hinted(r.convert(modified, precision), "modified")
-        mask: SSAValue | None = None
-        if op.mask_mod_fn is not None:
-            r.checked = "all" if op.blocks is None else "listed"
-            mod = self._mod(op.mask_mod_fn)
-            used = [argument.first_use is not None for argument in mod.body.block.args]
-            mask = r.truth(interpret(r, mod, [*positions.scalars(used[:4]), *self._operands(r, op.mask_operands, used[4:])]))
-        if op.blocks is not None:
-            mask = self._listed(r, op, positions, mask)
-        if mask is not None:
-            masked = r.select(hinted(mask, "mask"), result, r.constant(precision, float("-inf")))
-            result = hinted(masked, "masked")
-        block.add_op(YieldOp(result))
-        r.finish()
-        return Region(block)
-
-    def _mod(self, reference: SymbolRefAttr) -> func.FuncOp:
-        name = reference.root_reference.data
-        if name not in self.functions:
-            raise UnsupportedOpError(f"the attention names a mod @{name}, which the module does not hold")
-        return self.functions[name]
-
-    def _operands(self, r: ScalarBuilder, operands: Sequence[SSAValue], used: Sequence[bool]) -> list[Value]:
-        result: list[Value] = []
-        for operand, needed in zip(operands, used):
-            if not needed:
-                result.append(None)
-            elif operand in self.numbers:
-                result.append(self.numbers[operand])
-            elif isinstance(operand.type, VTensorType):
-                result.append(captured(r, self.values[operand], operand.type, self._name(operand)))
-            else:
-                dtype = {FloatType: f64, BoolType: i1}.get(type(operand.type), si64)
-                result.append(Number(dtype, None, self.values[operand]))
-        return result
-
-    def _name(self, operand: SSAValue) -> str:
-        position = getattr(operand, "index", -1)
-        if 0 <= position < len(self.names):
-            return self.names[position]
-        return operand.name_hint or "captured tensor"
-
-    def _listed(self, r: ScalarBuilder, op: FlexAttentionOp, positions: _Positions, mask: SSAValue | None) -> SSAValue:
-        """The mask of a BlockMask: the class of the pair's block, then, where it is partial, the user's mask."""
-        assert op.blocks is not None and op.block_size is not None
-        queries, keys = (r.constant(index_type, size) for size in block_sizes(op))
-        row = r.integer(arith.DivUIOp, positions.index("q"), queries)
-        column = r.integer(arith.DivUIOp, positions.index("k"), keys)
-        indices = (self.values[op.blocks], positions.index("b"), positions.index("h"), row, column)
-        class_ = r.emit(tensor.ExtractOp, indices, i8)
-        class_.name_hint = "class"
-        if mask is None:
-            return r.compare("ne", class_, r.constant(i8, 0))
-        full = hinted(r.compare("eq", class_, r.constant(i8, 2)), "full")
-        partial = hinted(r.compare("eq", class_, r.constant(i8, 1)), "partial")
-        return r.either(full, r.both(partial, mask))
-
-
-class _Positions:
-    """The positions b, h, q, k of the region, each built when first asked for."""
-
-    def __init__(self, r: ScalarBuilder, group: SSAValue):
-        self._r = r
-        self._group = group
-
-    def _dim(self, dim: int, hint: str) -> SSAValue:
-        value = self._r.emit(IndexOp, (), index_type, {"dim": IntegerAttr(dim, i64)})
-        value.name_hint = hint
-        return value
-
-    def index(self, name: str) -> SSAValue:
-        """A position as an `index`."""
-        if name != "h":
-            return self._dim({"b": _B, "q": _Q, "k": _K}[name], name)
-        product = self._r.multiply(self._dim(_HKV, "hkv"), self._group)
-        head = self._r.add(product, self._dim(_G, "g"))
-        head.name_hint = "h"
-        return head
-
-    def scalars(self, used: Sequence[bool]) -> list[Value]:
-        """b, h, q, kv as a mod sees them: int32; None where the mod does not look."""
-        result: list[Value] = []
-        for name, needed in zip("bhqk", used):
-            if not needed:
-                result.append(None)
-                continue
-            value = self._r.from_index(self.index(name), si32)
-            value.name_hint = f"{name}_i32"
-            result.append(Scalar(value, si32))
-        return result
-
 
 # -- small builders -------------------------------------------------------------------------------------------------------
 
 
 def _strings(attribute: Attribute | None) -> list[str]:
     return [entry.data for entry in cast(ArrayAttr[StringAttr], attribute)] if isinstance(attribute, ArrayAttr) else []
-
-
-def _statistics(op: FlexAttentionOp) -> Attribute:
-    """The type of scores, sums and maxima: f64 for f64 inputs, else f32."""
-    return f64 if cast(VTensorType, op.query.type).dtype == f64 else f32
 
 
 def _argument_type(type_: Attribute) -> Attribute:

@@ -169,7 +169,8 @@ def masked_fill(r: ScalarBuilder, dtype: Attribute, x: Operand, mask: Operand, v
 
 @elementwise(
     "Selection and conversion",
-    "_to_copy to.dtype to.dtype_layout to.other to.device type_as _autocast_to_reduced_precision _autocast_to_full_precision",
+    "_to_copy to.dtype to.dtype_layout to.other to.device type_as _autocast_to_reduced_precision _autocast_to_full_precision "
+    "prims.convert_element_type",
     "float to int cuts the fraction off",
 )
 def to_dtype(r: ScalarBuilder, dtype: Attribute, x: Operand, *_: object) -> SSAValue:

@@ -104,7 +104,9 @@ def full(r: ScalarBuilder, results: Sequence[VTensorType], first: Any, second: A
     return constant_tensor(r, results[0], value)
 
 
-@whole("Making", "zeros zeros_like new_zeros zero")
+@whole(
+    "Making", "zeros zeros_like new_zeros zero empty_like new_empty empty.memory_format empty_strided", "empty ones are zeros"
+)
 def zeros(r: ScalarBuilder, results: Sequence[VTensorType], *_: Any) -> Value:
     return constant_tensor(r, results[0], Number(IntegerType(1), 0))
 

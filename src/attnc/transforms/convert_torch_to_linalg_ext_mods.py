@@ -10,13 +10,14 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from xdsl.dialects import func
-from xdsl.dialects.builtin import DYNAMIC_INDEX, StringAttr, TensorType
+from xdsl.dialects.builtin import DYNAMIC_INDEX, DenseResourceAttr, StringAttr, TensorType
 from xdsl.ir import Block, Operation, SSAValue
 
 from attnc.dialects.torch import (
     AtenOp,
     BoolType,
     ConstantBoolOp,
+    ConstantDeviceOp,
     ConstantFloatOp,
     ConstantIntOp,
     ConstantNoneOp,
@@ -114,27 +115,29 @@ def _convert(r: ScalarBuilder, op: Operation, values: dict[SSAValue, Value]) -> 
             value = Number(i1, bool(op.value.value.data))
         case ConstantNoneOp():
             value = None
-        case ConstantStrOp():
+        case ConstantStrOp() | ConstantDeviceOp():
             value = op.value.data
         case ListConstructOp():
             value = [values[element] for element in op.elements]
         case LiteralOp():
             assert isinstance(op.result.type, VTensorType)
+            if isinstance(op.value, DenseResourceAttr):
+                raise UnsupportedOpError("a mod cannot hold a constant tensor in a resource; capture it", **place_of(op))
             value = literal(r, op.result.type, [cast(float, element) for element in op.value.get_values()])
         case AtenOp():
             _convert_aten(r, op, values)
             return
         case _:
-            raise UnsupportedOpError(f"a mod cannot use {op.name}", **_place(op))
+            raise UnsupportedOpError(f"a mod cannot use {op.name}", **place_of(op))
     values[op.results[0]] = value
 
 
 def _convert_aten(r: ScalarBuilder, op: AtenOp, values: dict[SSAValue, Value]) -> None:
-    name = op.name.removeprefix("torch.aten.")
+    name = op.name.removeprefix("torch.").removeprefix("aten.")
     arguments = [values[operand] for operand in op.operands]
-    entry = _entry(name, op)
+    entry = entry_of(name, op)
     if entry is None:
-        raise UnsupportedOpError(f"a mod cannot use aten.{name}: attnc does not know it", **_place(op))
+        raise UnsupportedOpError(f"a mod cannot use aten.{name}: attnc does not know it", **place_of(op))
     try:
         if entry.kind == "elementwise":
             type_ = op.results[0].type
@@ -147,10 +150,10 @@ def _convert_aten(r: ScalarBuilder, op: AtenOp, values: dict[SSAValue, Value]) -
             built = built if isinstance(built, tuple) else (built,)
             values.update(zip(op.results, built))
     except Unsupported as reason:
-        raise UnsupportedOpError(f"a mod cannot use aten.{name} so: {reason}", **_place(op)) from None
+        raise UnsupportedOpError(f"a mod cannot use aten.{name} so: {reason}", **place_of(op)) from None
 
 
-def _entry(name: str, op: AtenOp) -> Entry | None:
+def entry_of(name: str, op: AtenOp) -> Entry | None:
     """The table's entry; of Python numbers, a name without its overload will do."""
     entry = OPERATIONS.get(name)
     if entry is not None and entry.kind == "elementwise" and not isinstance(op.results[0].type, VTensorType):
@@ -182,7 +185,7 @@ def _elementwise(
     return Tensor(r, dims, dtype, element)
 
 
-def _place(op: Operation) -> dict:
+def place_of(op: Operation) -> dict:
     """The user's file and line, where capture noted them."""
     place = op.attributes.get("attnc.loc")
     if not isinstance(place, StringAttr):
