@@ -88,8 +88,10 @@ def test_any_aten_name_is_an_operation():
     assert first is second and issubclass(first, AtenOp)
     (op,) = parse('%0 = "torch.aten.never_heard_of"() : () -> !torch.int').ops
     assert isinstance(op, AtenOp)
+    (op,) = parse('%0 = "torch.prims.never_heard_of"() : () -> !torch.int').ops
+    assert isinstance(op, AtenOp)
     with pytest.raises(ParseError, match="not registered"):
-        parse('%0 = "torch.operator"() : () -> !torch.int')
+        parse('%0 = "flame.operator"() : () -> !torch.int')
 
 
 ATTENTION = """

@@ -63,7 +63,13 @@ BACKWARD_STAGES: tuple[str, ...] = (
 )
 """The passes of a module that wants gradients: one of whose functions says so by `attnc.gradients`."""
 
-GRAPH_STAGES: tuple[str, ...] = ("outline-attention", "fuse-elementwise", "outline-loops")
+GRAPH_STAGES: tuple[str, ...] = (
+    "simplify-torch",
+    "convert-torch-to-linalg",
+    "outline-attention",
+    "fuse-elementwise",
+    "outline-loops",
+)
 """The passes of a whole program, in their order (`graph_pipeline.py` runs them): what stands around attention is taken in, or
 becomes kernels of its own. Their end is a host function, of views and calls, beside functions that take the road of STAGES."""
 

@@ -30,7 +30,7 @@ def opt(file: str, passes: str, print_ir_after_all: bool, list_passes: bool, out
         if name not in pipeline.PASSES:
             raise UnknownPassError.named(name, pipeline.PASSES)
 
-    from attnc.mlir_text import parse_module
+    from attnc.mlir_text import parse_module, print_module
     from attnc.target import Target
 
     filename = "<stdin>" if file == "-" else file
@@ -56,4 +56,4 @@ def opt(file: str, passes: str, print_ir_after_all: bool, list_passes: bool, out
         if print_ir_after_all:
             click.echo(f"// -----// IR after {name} //----- //\n{module!s}\n", err=True)
     with click.open_file(output, "w", encoding="utf-8") as stream:
-        stream.write(str(module) + "\n")
+        stream.write(print_module(module) + "\n")

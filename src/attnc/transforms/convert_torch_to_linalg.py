@@ -82,12 +82,18 @@ def run(module: ModuleOp, target: Target | None = None) -> None:
     functions = {op.sym_name.data: op for op in module.ops if isinstance(op, func.FuncOp)}
     for function in functions.values():
         private = function.sym_visibility is not None and function.sym_visibility.data == "private"
-        if not private and function.body.blocks:
+        if not private and function.body.blocks and _is_torch(function):
             _Function(function, functions).convert()
     for function in functions.values():
         if any(isinstance(type_, VTensorType) for type_ in function.function_type.inputs):
             function.detach()
             function.erase()
+
+
+def _is_torch(function: func.FuncOp) -> bool:
+    return any(isinstance(argument.type, VTensorType) for argument in function.body.block.args) or any(
+        op.name.startswith("torch.") for op in function.body.block.ops
+    )
 
 
 class _Function:
