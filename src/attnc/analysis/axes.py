@@ -63,10 +63,13 @@ def split_axis(axis: Axis, sizes: Sequence[Size]) -> list[Axis]:
 
     Raises NoMatch where the sizes do not tell how.
     """
-    atoms = list(flat(axis))
     wanted = [canonical_size(size) for size in sizes]
-    places = [place for place, size in enumerate(wanted) if size != 1]
+    atoms = [atom for atom in flat(axis) if atom.size != 1]
+    units = [atom for atom in flat(axis) if atom.size == 1]
     found: list[Axis] = [()] * len(wanted)
+    for place, unit in zip((place for place, size in enumerate(wanted) if size == 1), units, strict=False):
+        found[place] = (unit,)
+    places = [place for place, size in enumerate(wanted) if size != 1]
     for place, part in zip(places, _distribute(atoms, [wanted[place] for place in places]), strict=True):
         found[place] = part
     return [flat(part) for part in found]

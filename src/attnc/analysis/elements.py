@@ -122,7 +122,7 @@ class Elements:
             return self.at(owner.src, [_joined(axes, group) for group in groups_of(owner)])
         if isinstance(owner, tensor.CollapseShapeOp):
             shape = cast(TensorType, owner.src.type).get_shape()
-            before: list[Axis] = []
+            before: list[Axis] = [()] * (len(shape) if not axes else 0)
             for axis, group in zip(axes, groups_of(owner), strict=True):
                 sizes = [shape[dim] if shape[dim] >= 0 else (owner.src, dim) for dim in group]
                 before += split_axis(axis, sizes)
@@ -339,7 +339,8 @@ def _loops(op: linalg.GenericOp, result: int, axes: Sequence[Axis]) -> dict[int,
 def _operand_axes(op: linalg.GenericOp, operand: int, loops: dict[int, Axis]) -> list[Axis]:
     shape = cast(TensorType, op.operands[operand].type).get_shape()
     dims = maps_of(op)[operand]
-    return [() if dim is None or size == 1 else loops[dim] for dim, size in zip(dims, shape, strict=True)]
+    axes = [() if dim is None else loops[dim] for dim in dims]
+    return [axis if size != 1 or all(atom.size == 1 for atom in axis) else () for axis, size in zip(axes, shape, strict=True)]
 
 
 def _joined(axes: Sequence[Axis], group: Sequence[int]) -> Axis:

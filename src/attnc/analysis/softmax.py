@@ -79,8 +79,6 @@ class _Search:
     def weighted(self, weight: Element, value: Element, divisors: list[Node]) -> Attention | None:
         """The attention, if `weight` is a softmax over the keys, or becomes one by the divisors."""
         elements = self.elements
-        if not self.over_keys(value):
-            return None
         numerators, own = self.quotient(weight)
         divisors = [*divisors, *own]
         numerators = [node for node in numerators if constant(node) != 1]

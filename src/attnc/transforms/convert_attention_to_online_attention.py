@@ -42,7 +42,7 @@ def run(module: ModuleOp, target: Target) -> None:
         if isinstance(op, AttentionOp):
             convert(op)
         elif isinstance(op, OnlineAttentionOp) and op.mask is not None:
-            _convert_mask_operand(op)
+            convert_mask_operand(op)
 
 
 def convert(op: AttentionOp) -> OnlineAttentionOp:
@@ -51,7 +51,7 @@ def convert(op: AttentionOp) -> OnlineAttentionOp:
     init_type = cast(TensorType, op.init.type)
     maps = list(op.indexing_maps)
     if op.mask is not None:
-        _append_mask(op)
+        append_mask(op)
         maps.pop(4)
     block = Block()
     build = Builder(block)
@@ -141,25 +141,26 @@ def _normalise(
     )
 
 
-def _convert_mask_operand(op: OnlineAttentionOp) -> None:
-    _append_mask(op)
+def convert_mask_operand(op: AttentionOp | OnlineAttentionOp) -> None:
+    """Rewrites an attention with a mask operand to one whose region ends with it."""
+    append_mask(op)
     maps = list(op.indexing_maps)
     maps.pop(4)
     region = op.region
     op.detach_region(region)
-    online = OnlineAttentionOp.create(
-        operands=[operand for operand in op.operands if operand is not op.mask],
+    new = type(op).create(
+        operands=[operand for place, operand in enumerate(op.operands) if place != 4],
         properties={"indexing_maps": type(op.indexing_maps)(maps)},
         attributes=dict(op.attributes),
         regions=[region],
         result_types=op.result_types,
     )
-    for result, hint in zip(online.results, ("acc", "max", "sum"), strict=True):
-        result.name_hint = hint
-    Rewriter.replace_op(op, online)
+    for result, old in zip(new.results, op.results, strict=True):
+        result.name_hint = old.name_hint
+    Rewriter.replace_op(op, new)
 
 
-def _append_mask(op: AttentionOp | OnlineAttentionOp) -> None:
+def append_mask(op: AttentionOp | OnlineAttentionOp) -> None:
     """Lets the mask operand act at the end of the region instead."""
     assert op.mask is not None
     mask_type = cast(TensorType, op.mask.type)

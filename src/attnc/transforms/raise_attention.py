@@ -31,20 +31,27 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 
-from xdsl.dialects.builtin import ModuleOp, TensorType, f32, f64
+from xdsl.dialects.builtin import AnyFloat, ModuleOp, TensorType, f32, f64
 from xdsl.dialects.func import FuncOp
 from xdsl.dialects.linalg import ops as linalg
 from xdsl.ir import Attribute, Block, Operation, OpResult, SSAValue
 
 from attnc.analysis.axes import Atom, Axis, NoMatch, flat
-from attnc.analysis.elements import CASTS, Apply, Element, Node, Position, constant
+from attnc.analysis.elements import CASTS, Apply, Element, Node, constant
 from attnc.analysis.softmax import Attention, find
 from attnc.dialects.building import Builder, erase_dead
 from attnc.dialects.linalg_ext import AttentionOp, OnlineAttentionOp
 from attnc.target import Target
 from attnc.transforms.convert_attention_to_online_attention import convert
-from attnc.transforms.raise_attention_building import Domain, build_attention, insert_before, row_tensor
-from attnc.transforms.raise_attention_region import RegionWriter, convert_float
+from attnc.transforms.raise_attention_building import (
+    Domain,
+    build_attention,
+    clear,
+    converted_tensor,
+    insert_before,
+    row_tensor,
+)
+from attnc.transforms.raise_attention_region import RegionWriter, convert_float, is_scalar, nowhere
 
 NAME = "raise-attention"
 
@@ -104,7 +111,7 @@ def _raise(found: Attention) -> bool:
         if "attnc.loc" in last.attributes:
             attention.attributes["attnc.loc"] = last.attributes["attnc.loc"]
     except NoMatch:
-        _clear(scratch)
+        clear(scratch)
         return False
     values: dict[SSAValue, SSAValue] = {}
     if asked:
@@ -137,12 +144,6 @@ def _row_values(found: Attention, online: OnlineAttentionOp, domain: Domain, ask
         sources = [(source, domain.rows)] + ([(online.max_result, domain.rows)] if sums and not sums[0] else [])
         values[element.value] = row_tensor(domain, sources, element.axes, type_, compute)
     return values
-
-
-def _clear(block: Block) -> None:
-    for op in reversed(list(block.ops)):
-        op.detach()
-        op.erase(safe_erase=False)
 
 
 def _dependents(op: Operation, stops: set[Operation]) -> set[Operation]:
@@ -194,8 +195,8 @@ class _Raising:
         try:
             writer.score(found.scores, score, trial.args[0])
         finally:
-            _clear(trial)
-        query, key, value = (self.elements.at(e.value, e.axes) for e in (found.query, found.key, found.value))
+            clear(trial)
+        query, key, value = (self.widened(element) for element in (found.query, found.key, found.value))
         domain = Domain(self.build, query, key, value, found.axes)
         scale = self.scale(factors)
 
@@ -203,8 +204,17 @@ class _Raising:
             return self.writer(build, position, domain.size).score(found.scores, score, argument)
 
         out_type = cast(TensorType, found.out.type)
-        attention, out = build_attention(domain, (query, key, value), scale, found.axes, out_type, region)
+        attention, out = build_attention(domain, (query.value, key.value, value.value), scale, out_type, region)
         return attention, domain, out
+
+    def widened(self, element: Element) -> Element:
+        """An operand in the widest type of the three."""
+        types = [cast(AnyFloat, operand.type) for operand in (self.found.query, self.found.key, self.found.value)]
+        widest = max(types, key=lambda type_: type_.bitwidth)
+        element = self.elements.at(element.value, element.axes)
+        if cast(AnyFloat, element.type).bitwidth == widest.bitwidth:
+            return element
+        return converted_tensor(self.build, self.elements, element, widest)
 
     def writer(self, build: Builder, position: Callable[[Atom], SSAValue], size: Callable[[Atom], SSAValue]) -> RegionWriter:
         keys = set(flat(self.found.keys))
@@ -254,12 +264,7 @@ class _Raising:
 
     def is_scalar(self, node: Node) -> bool:
         """Whether a node is one number for all scores."""
-        node = self.elements.head(node)
-        if isinstance(node, Apply):
-            return all(self.is_scalar(operand) for operand in node.operands)
-        if isinstance(node, Element):
-            return node.value.owner not in self.dependent and not any(flat(axis) for axis in node.axes)
-        return not isinstance(node, Position)
+        return is_scalar(self.elements, node) and not self.writer(self.build, nowhere, nowhere).on_scores(node)
 
     def scale(self, factors: list[tuple[Node, bool]]) -> SSAValue:
         """The product of the scalars, of the score's type."""
@@ -269,14 +274,10 @@ class _Raising:
             if known is not None and not (divides and known == 0):
                 number = number / known if divides else number * known
                 continue
-            writer = RegionWriter(self.build, self.elements, _nowhere, _nowhere)
+            writer = RegionWriter(self.build, self.elements, nowhere, nowhere)
             other = convert_float(self.build, writer.write(self.elements.head(factor)), self.type)
             one = self.build.constant(1.0, self.type)
             value = self.build.binary("divf" if divides else "mulf", one if value is None else value, other, "scale")
         if value is None:
             return self.build.constant(number, self.type, "scale")
         return value if number == 1.0 else self.build.binary("mulf", value, self.build.constant(number, self.type), "scale")
-
-
-def _nowhere(atom: Atom) -> SSAValue:
-    raise NoMatch("the scale has dims")

@@ -15,26 +15,44 @@ from xdsl.dialects.builtin import DYNAMIC_INDEX, AffineMapAttr, ArrayAttr, Integ
 from xdsl.dialects.linalg import ops as linalg
 from xdsl.dialects.linalg.attrs import IteratorTypeAttr
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
-from xdsl.ir.affine import AffineConstantExpr, AffineDimExpr, AffineMap
+from xdsl.ir.affine import AffineConstantExpr, AffineDimExpr, AffineExpr, AffineMap
 
 from attnc.analysis.axes import Atom, Axis, NoMatch, flat
-from attnc.analysis.elements import Element
+from attnc.analysis.elements import Element, Elements
 from attnc.dialects.building import Builder
 from attnc.dialects.linalg_ext import AttentionOp, IndexOp, YieldOp
 
 
 class Domain:
-    """The iteration domain of an attention: batch dims, rows, keys, head dims, value columns, in this order."""
+    """The iteration domain of an attention: batch dims, rows, keys, head dims, value columns, in this order.
+
+    Dims of size 1 are interchangeable, so those that query, key, value and output have are paired anew: first what an attention
+    cannot be without (keys, head dims), then batch dims, then what any two operands share. A unit dim without a partner is
+    dropped by a collapse_shape, and the output gets it back by an expand_shape.
+    """
 
     def __init__(self, build: Builder, query: Element, key: Element, value: Element, out: Sequence[Axis]):
         """Raises NoMatch where the operands' dims are not those of an attention."""
         self.build = build
-        q, k, v, o = (_atoms(axes) for axes in (query.axes, key.axes, value.axes, out))
+        parts = (query.axes, key.axes, value.axes, out)
+        axes = [[tuple(atom for atom in flat(axis) if atom.size != 1) for axis in part] for part in parts]
+        q, k, v, o = (_atoms(part) for part in axes)
         if any(len(set(atoms)) != len(atoms) for atoms in (q, k, v, o)):
             raise NoMatch("a diagonal")
+        if not any(atom in k and atom in v and atom not in o and atom not in q for atom in k):
+            _pair([axes[1], axes[2]], last=True)
+        if not any(atom in k and atom not in o for atom in q):
+            _pair([axes[0], axes[1]], last=True)
+        while _pair(axes):
+            pass
+        for first, second in ((0, 3), (1, 2), (2, 3), (0, 1)):
+            while _pair([axes[first], axes[second]]):
+                pass
+        self.axes = axes
+        q, k, v, o = (_atoms(part) for part in axes)
         batch = [atom for atom in o if (atom in q and atom in v) or atom in k]
         rows = [atom for atom in o if atom in q and atom not in batch]
-        columns = [atom for atom in o if atom in v and atom not in batch]
+        self.columns = columns = [atom for atom in o if atom in v and atom not in batch]
         self.keys = [atom for atom in k if atom not in o and atom not in q]
         heads = [atom for atom in q if atom not in o]
         self.rows = [*batch, *rows]
@@ -60,19 +78,45 @@ class Domain:
         return self._sizes[atom]
 
     def map(self, axes: Sequence[Axis]) -> AffineMap:
-        """The indexing map of a tensor with a dim for each atom, and for each unit axis."""
-        results = []
-        for axis in axes:
-            results += [AffineDimExpr(self.atoms.index(atom)) for atom in flat(axis)] or [AffineConstantExpr(0)]
-        return AffineMap(len(self.atoms), 0, tuple(results))
+        """The indexing map of a tensor with a dim for each atom."""
+        return AffineMap(len(self.atoms), 0, tuple(AffineDimExpr(self.atoms.index(atom)) for atom in _atoms(axes)))
 
-    def operand(self, element: Element) -> SSAValue:
-        """The tensor of an element with a dim for each atom: itself, or expanded."""
-        type_ = cast(TensorType, element.value.type)
-        axes = [flat(axis) for axis in element.axes]
-        if all(len(axis) <= 1 for axis in axes):
-            return element.value
-        return expanded(self.build, element.value, [self._dims(axis, size) for axis, size in zip(axes, type_.get_shape())])
+    def operand(self, value: SSAValue, axes: Sequence[Axis]) -> SSAValue:
+        """A tensor over `axes` with a dim for each atom: itself, or collapsed and expanded."""
+        shape = cast(TensorType, value.type).get_shape()
+        if any(not axis for axis in axes):
+            value = collapsed(self.build, value, without_units([len(axis) > 0 for axis in axes]))
+        kept = [(axis, size) for axis, size in zip(axes, shape, strict=True) if axis]
+        if any(len(axis) > 1 for axis, _ in kept):
+            value = expanded(self.build, value, [self._dims(axis, size) for axis, size in kept])
+        return value
+
+    def result(self, value: SSAValue, axes: Sequence[Axis], wanted: TensorType) -> SSAValue:
+        """What has a dim for each atom as a tensor over `axes`, of type `wanted`."""
+        if any(len(axis) > 1 for axis in axes):
+            value = collapsed(self.build, value, [len(axis) for axis in axes if axis])
+        if any(not axis for axis in axes):
+            dims = iter(cast(TensorType, value.type).get_shape())
+            shape = [next(dims) if axis else 1 for axis in axes]
+            flags = without_units([len(axis) > 0 for axis in axes])
+            groups, start = [], 0
+            for length in flags:
+                group = range(start, start + length)
+                groups.append([self._known(shape[dim], axes[dim]) for dim in group])
+                start += length
+            value = expanded(self.build, value, groups)
+        if value.type != wanted:
+            value = self.build.add(tensor.CastOp(value, wanted))
+        return value
+
+    def _known(self, size: int, axis: Axis) -> int | SSAValue:
+        if size >= 0:
+            return size
+        value: SSAValue | None = None
+        for atom in axis:
+            value = self.size(atom) if value is None else self.build.binary("muli", value, self.size(atom))
+        assert value is not None
+        return value
 
     def _dims(self, axis: Axis, size: int) -> list[int | SSAValue]:
         if len(axis) <= 1:
@@ -83,10 +127,38 @@ class Domain:
         """An uninitialised tensor with a dim for each atom; `shape` is that of the tensor with a dim for each axis."""
         dims: list[int | SSAValue] = []
         for axis, size in zip(axes, shape, strict=True):
-            dims += self._dims(flat(axis), size)
+            dims += self._dims(axis, size) if axis else []
         sizes = [dim for dim in dims if not isinstance(dim, int)]
         type_ = TensorType(element, [dim if isinstance(dim, int) else -1 for dim in dims])
         return self.build.add(tensor.EmptyOp(sizes, type_), hint)
+
+
+def _pair(parts: list[list[Axis]], last: bool = False) -> bool:
+    """Makes a unit axis of each of `parts` the same new dim, if each has one."""
+    places = []
+    for axes in parts:
+        units = [place for place, axis in enumerate(axes) if not axis]
+        if not units:
+            return False
+        places.append(units[-1 if last else 0])
+    unit = Atom(1)
+    for axes, place in zip(parts, places, strict=True):
+        axes[place] = (unit,)
+    return True
+
+
+def without_units(kept: Sequence[bool]) -> list[int]:
+    """Lengths of groups of dims that have one kept dim each."""
+    lengths: list[int] = []
+    waiting = 0
+    for keep in kept:
+        waiting += 1
+        if keep:
+            lengths.append(waiting)
+            waiting = 0
+    if lengths:
+        lengths[-1] += waiting
+    return lengths
 
 
 def expanded(build: Builder, value: SSAValue, dims: Sequence[Sequence[int | SSAValue]]) -> SSAValue:
@@ -102,23 +174,20 @@ def expanded(build: Builder, value: SSAValue, dims: Sequence[Sequence[int | SSAV
     return build.add(op, value.name_hint)
 
 
-def collapsed(build: Builder, value: SSAValue, lengths: Sequence[int], wanted: TensorType) -> SSAValue:
-    """The value with each group of dims joined, as a tensor of type `wanted`; itself where there is nothing to join."""
+def collapsed(build: Builder, value: SSAValue, lengths: Sequence[int]) -> SSAValue:
+    """The value with each group of dims joined."""
     type_ = cast(TensorType, value.type)
-    if any(length != 1 for length in lengths):
-        shape, start = [], 0
-        for length in lengths:
-            sizes = type_.get_shape()[start : start + length]
-            shape.append(prod(sizes) if all(size >= 0 for size in sizes) else -1)
-            start += length
-        joined = TensorType(type_.element_type, shape)
-        op = tensor.CollapseShapeOp.create(
-            operands=[value], result_types=[joined], properties={"reassociation": reassociation(lengths)}
-        )
-        value = build.add(op)
-    if value.type != wanted:
-        value = build.add(tensor.CastOp(value, wanted))
-    return value
+    shape, start = [], 0
+    for length in lengths:
+        sizes = type_.get_shape()[start : start + length]
+        shape.append(prod(sizes) if all(size >= 0 for size in sizes) else -1)
+        start += length
+    op = tensor.CollapseShapeOp.create(
+        operands=[value],
+        result_types=[TensorType(type_.element_type, shape)],
+        properties={"reassociation": reassociation(lengths)},
+    )
+    return build.add(op, value.name_hint)
 
 
 def reassociation(lengths: Sequence[int] | map[int]) -> ArrayAttr[ArrayAttr[IntegerAttr]]:
@@ -132,9 +201,8 @@ def reassociation(lengths: Sequence[int] | map[int]) -> ArrayAttr[ArrayAttr[Inte
 
 def build_attention(
     domain: Domain,
-    operands: tuple[Element, Element, Element],
+    operands: tuple[SSAValue, SSAValue, SSAValue],
     scale: SSAValue,
-    out: Sequence[Axis],
     out_type: TensorType,
     write: Callable[[Builder, SSAValue, Callable[[Atom], SSAValue]], SSAValue],
 ) -> tuple[AttentionOp, SSAValue]:
@@ -158,13 +226,13 @@ def build_attention(
         return positions[atom]
 
     region.insert(YieldOp(write(region, block.args[0], position)))
-    values = [domain.operand(element) for element in operands]
-    init = domain.empty(out, out_type.element_type, out_type.get_shape(), "init")
-    maps = [*(domain.map(element.axes) for element in operands), AffineMap(len(domain.atoms), 0, ()), domain.map(out)]
-    query, key, value = values
+    query, key, value = (domain.operand(tensor_, axes) for tensor_, axes in zip(operands, domain.axes, strict=False))
+    init = domain.empty(domain.axes[3], out_type.element_type, out_type.get_shape(), "init")
+    scalar = AffineMap(len(domain.atoms), 0, ())
+    maps = [*map(domain.map, domain.axes[:3]), scalar, domain.map(domain.axes[3])]
     op = AttentionOp(query, key, value, scale, init, maps, Region(block))
     build.insert(op, "out")
-    return op, collapsed(build, op.result, [max(1, len(flat(axis))) for axis in out], out_type)
+    return op, domain.result(op.result, domain.axes[3], out_type)
 
 
 def row_tensor(
@@ -176,18 +244,18 @@ def row_tensor(
     hint: str | None = None,
 ) -> SSAValue:
     """A tensor over `axes` computed elementwise from tensors that have a dim for each of their atoms."""
+    axes = [flat(axis) for axis in axes]
     init = domain.empty(axes, wanted.element_type, wanted.get_shape())
-    loops: dict[Atom, int] = {}
-    rank = 0
-    for axis in axes:
-        for atom in flat(axis):
-            loops[atom] = rank
-            rank += 1
-        rank += not flat(axis)
+    loops = {atom: place for place, atom in enumerate(_atoms(axes))}
+    rank = len(loops)
     block = Block(arg_types=[*(cast(TensorType, value.type).element_type for value, _ in sources), wanted.element_type])
     body = Builder(block)
     body.insert(linalg.YieldOp(compute(body, block.args[: len(sources)])))
-    maps = [AffineMap(rank, 0, tuple(AffineDimExpr(loops[atom]) for atom in atoms)) for _, atoms in sources]
+
+    def position(atom: Atom) -> AffineExpr:
+        return AffineDimExpr(loops[atom]) if atom in loops else AffineConstantExpr(0)
+
+    maps = [AffineMap(rank, 0, tuple(map(position, atoms))) for _, atoms in sources]
     op = linalg.GenericOp(
         [value for value, _ in sources],
         [init],
@@ -196,8 +264,33 @@ def row_tensor(
         [IteratorTypeAttr.parallel()] * rank,
         [init.type],
     )
-    result = domain.build.insert(op, hint).results[0]
-    return collapsed(domain.build, result, [max(1, len(flat(axis))) for axis in axes], wanted)
+    return domain.result(domain.build.insert(op, hint).results[0], axes, wanted)
+
+
+def converted_tensor(build: Builder, elements: Elements, element: Element, type_: Attribute) -> Element:
+    """The element of the same tensor in a wider float type."""
+    before = cast(TensorType, element.value.type)
+    sizes = [
+        build.add(tensor.DimOp(element.value, build.constant(dim)), "size")
+        for dim, size in enumerate(before.get_shape())
+        if size < 0
+    ]
+    init = build.add(tensor.EmptyOp(sizes, TensorType(type_, before.get_shape())))
+    block = Block(arg_types=[before.element_type, type_])
+    body = Builder(block)
+    body.insert(linalg.YieldOp(body.cast("extf", block.args[0], type_)))
+    rank = len(before.get_shape())
+    identity = AffineMapAttr(AffineMap.identity(rank))
+    kinds = [IteratorTypeAttr.parallel()] * rank
+    op = linalg.GenericOp([element.value], [init], Region(block), [identity, identity], kinds, [init.type])
+    return elements.at(build.insert(op, element.value.name_hint).results[0], element.axes)
+
+
+def clear(block: Block) -> None:
+    """Erases the operations of a scratch block."""
+    for op in reversed(list(block.ops)):
+        op.detach()
+        op.erase(safe_erase=False)
 
 
 def insert_before(block: Block, anchor: Operation) -> None:

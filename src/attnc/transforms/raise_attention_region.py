@@ -141,7 +141,7 @@ class RegionWriter:
         return value, [*conditions, *more]
 
     def _additive_mask(self, node: Node) -> tuple[Node | None, list[SSAValue]]:
-        bare = self.elements.bare(node) if self._may_expand(node) else node
+        bare = self.elements.bare(node) if self.may_expand(node) else node
         if isinstance(bare, Apply) and bare.op.name == "arith.select":
             condition, yes, no = bare.operands
             for dead, other, negated in ((no, yes, False), (yes, no, True)):
@@ -163,7 +163,7 @@ class RegionWriter:
 
     def condition(self, node: Node, negated: bool = False) -> SSAValue:
         """An i1, or its negation, which is moved inwards to comparisons."""
-        head = self.elements.head(node) if self._may_expand(node) else node
+        head = self.elements.head(node) if self.may_expand(node) else node
         if not negated:
             return self.write(head)
         if isinstance(head, Apply):
@@ -192,7 +192,7 @@ class RegionWriter:
 
     def write(self, node: Node) -> SSAValue:
         """The value of a node, of its lifted type."""
-        if isinstance(node, Element) and self._may_expand(node):
+        if isinstance(node, Element) and self.may_expand(node):
             node = self.elements.head_once(node)
             if isinstance(node, Element):
                 return self.write(node)
@@ -209,7 +209,7 @@ class RegionWriter:
             owner = node.value.owner
             return self._constant(owner.value, node.type) if isinstance(owner, arith.ConstantOp) else self._lift(node.value)
         if isinstance(node, Position):
-            return self._linear(node.axis)
+            return self.linear_position(node.axis)
         if isinstance(node, Element):
             return self._read(node)
         if isinstance(node.op, tensor.ExtractOp):
@@ -247,7 +247,7 @@ class RegionWriter:
             return any(self.on_scores(operand) for operand in node.operands)
         return False
 
-    def _may_expand(self, node: Node) -> bool:
+    def may_expand(self, node: Node) -> bool:
         """Whether to compute an element rather than to read it."""
         if not isinstance(node, Element):
             return True
@@ -265,12 +265,12 @@ class RegionWriter:
     def _read(self, node: Element) -> SSAValue:
         if self.depends(node.value):
             raise NoMatch("a tensor computed from the scores otherwise than elementwise")
-        indices = [self._linear(axis) for axis in node.axes]
+        indices = [self.linear_position(axis) for axis in node.axes]
         hint = node.value.name_hint
         value = self.build.add(tensor.ExtractOp(node.value, indices, node.type), f"{hint}_value" if hint else None)
         return self._lift(value)
 
-    def _linear(self, axis: Axis) -> SSAValue:
+    def linear_position(self, axis: Axis) -> SSAValue:
         """The position along an axis."""
         axis = flat(axis)
         if axis not in self.linear:
@@ -304,6 +304,21 @@ def convert_float(build: Builder, value: SSAValue, type_: Attribute) -> SSAValue
         return value
     wider = cast(AnyFloat, type_).bitwidth > cast(AnyFloat, value.type).bitwidth
     return build.cast("extf" if wider else "truncf", value, type_)
+
+
+def is_scalar(elements: Elements, node: Node) -> bool:
+    """Whether a node is one number, for whatever dims."""
+    node = elements.head(node)
+    if isinstance(node, Apply):
+        return all(is_scalar(elements, operand) for operand in node.operands)
+    if isinstance(node, Element):
+        return not any(atom.size != 1 for axis in node.axes for atom in flat(axis))
+    return not isinstance(node, Position)
+
+
+def nowhere(atom: Atom) -> SSAValue:
+    """The position, or size, of an atom where none is expected. Raises NoMatch."""
+    raise NoMatch("a scalar that has dims")
 
 
 def _cost(op: linalg.GenericOp) -> int:
