@@ -7,9 +7,10 @@ it NaN.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,31 +34,51 @@ class Gradients:
 
 
 def oracle_gradients(problem: Problem, captures: Sequence[Tensor], grad_out: Tensor, grad_lse: Tensor | None) -> Gradients:
-    """In f64. f32 captured tensors become f64 meanwhile; those of half types keep their roundings."""
-    with _widened(captures):
-        return _gradients(problem, captures, grad_out, grad_lse, torch.float64)
+    """In f64. Captured tensors become f64 meanwhile; elements that are gathered from a half tensor keep their dtype, so that what
+    is made of them is rounded as ever, and only their gradients are summed in f64."""
+    with _widened(captures) as narrow:
+        return _gradients(problem, captures, grad_out, grad_lse, torch.float64, narrow)
 
 
 def eager_gradients(problem: Problem, captures: Sequence[Tensor], grad_out: Tensor, grad_lse: Tensor | None) -> Gradients:
     """In the inputs' own dtype: products in f32 (f64 for f64), the weights rounded, as eager flex_attention has them."""
-    return _gradients(problem, captures, grad_out, grad_lse, problem.query.dtype)
+    return _gradients(problem, captures, grad_out, grad_lse, problem.query.dtype, {})
 
 
 @contextmanager
-def _widened(captures: Sequence[Tensor]) -> Iterator[None]:
-    narrow = [tensor for tensor in captures if tensor.dtype == torch.float32]
+def _widened(captures: Sequence[Tensor]) -> Iterator[dict[int, torch.dtype]]:
+    """Gives the half dtypes that tensors had, by their ids."""
+    narrow = [tensor for tensor in captures if tensor.is_floating_point() and tensor.dtype != torch.float64]
     kept = [tensor.data for tensor in narrow]
     try:
         for tensor in narrow:
             tensor.data = tensor.data.double()
-        yield
+        yield {id(tensor): data.dtype for tensor, data in zip(narrow, kept, strict=True) if data.dtype != torch.float32}
     finally:
         for tensor, data in zip(narrow, kept, strict=True):
             tensor.data = data
 
 
+class _Narrowing(IndexByScalars):
+    """Elements of tensors that were widened are narrow again."""
+
+    def __init__(self, narrow: dict[int, torch.dtype]):
+        super().__init__()
+        self.narrow = narrow
+
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        result = super().__torch_function__(func, types, args, kwargs)
+        dtype = self.narrow.get(id(args[0])) if func is Tensor.__getitem__ else None
+        return result if dtype is None else result.to(dtype)
+
+
 def _gradients(
-    problem: Problem, captures: Sequence[Tensor], grad_out: Tensor, grad_lse: Tensor | None, dtype: torch.dtype
+    problem: Problem,
+    captures: Sequence[Tensor],
+    grad_out: Tensor,
+    grad_lse: Tensor | None,
+    dtype: torch.dtype,
+    narrow: dict[int, torch.dtype],
 ) -> Gradients:
     working = torch.float64 if dtype == torch.float64 else torch.float32
     query, key, value = (t.detach().to(dtype).requires_grad_() for t in (problem.query, problem.key, problem.value))
@@ -67,7 +88,7 @@ def _gradients(
     for tensor in floats:
         tensor.requires_grad_()
     try:
-        out, lse = _attention(problem, query, key, value, scale, working)
+        out, lse = _attention(problem, query, key, value, scale, working, narrow)
         loss = (out.to(grad_out.dtype if dtype != torch.float64 else torch.float64) * grad_out.to(out.dtype)).sum()
         if grad_lse is not None:
             loss = loss + torch.where(lse == -torch.inf, 0, lse * grad_lse.to(lse.dtype)).sum()
@@ -81,7 +102,13 @@ def _gradients(
 
 
 def _attention(
-    problem: Problem, query: Tensor, key: Tensor, value: Tensor, scale: Tensor, working: torch.dtype
+    problem: Problem,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: Tensor,
+    working: torch.dtype,
+    narrow: dict[int, torch.dtype],
 ) -> tuple[Tensor, Tensor]:
     batch, heads, queries, _ = query.shape
     head_of = torch.arange(heads) // (heads // key.shape[1])
@@ -97,7 +124,7 @@ def _attention(
         places = [place.int() for place in live.nonzero(as_tuple=True)]
 
         def call(*arguments: Tensor) -> Tensor:
-            with IndexByScalars():
+            with _Narrowing(narrow):
                 return problem.score_mod(*arguments)  # pyright: ignore[reportOptionalCall]
 
         chosen = natural[live]
