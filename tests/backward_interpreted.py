@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,16 @@ def captured_call(problem: Problem) -> flex.Call:
     )  # fmt: skip
 
 
+def forward(call: flex.Call) -> tuple[Tensor, Tensor]:
+    """out, and lse in f64."""
+    call.signature = replace(call.signature, return_lse=True, wide_lse=True)
+    call.layout.program = None, None  # that of another signature
+    out, lse, _ = flex.run(call)
+    call.layout.program = None, None
+    assert lse is not None
+    return out, lse
+
+
 def backward_module(call: flex.Call, needs: Sequence[bool], target: Target | None = None):
     """The lowered backward program of a call."""
     return pipeline.lower(to_torch(call.record, call.signature, needs), target or Target.host())
@@ -48,8 +59,7 @@ def interpreted_gradients(
     captures = list(call.captures)
     wanted = [True] * 4 + [t.is_floating_point() for t in captures] if needs is None else list(needs)
     module = backward_module(call, wanted)
-    out, lse = flex.run(call)[:2] if out_lse is None else out_lse
-    assert lse is not None
+    out, lse = forward(call) if out_lse is None else out_lse
     batch = call.query.shape[0]
     given: list[Any] = []
     for tensor in (call.query, call.key, call.value):
@@ -59,8 +69,8 @@ def interpreted_gradients(
     given += call.numbers
     if call.blocks is not None:
         given.append(to_array(call.blocks))
-    given += [to_array(out), to_array(lse), to_array(grad_out)]
-    given.append(to_array(torch.zeros_like(lse) if grad_lse is None else grad_lse))
+    given += [to_array(out), to_array(lse.double()), to_array(grad_out)]
+    given.append(to_array(torch.zeros(lse.shape) if grad_lse is None else grad_lse))
     wide = np.float64 if exact or call.query.dtype == torch.float64 else np.float32
     results: list[np.ndarray | None] = []
     for needed, tensor in zip(wanted, [call.query, call.key, call.value, None, *captures], strict=True):

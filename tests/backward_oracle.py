@@ -34,8 +34,8 @@ class Gradients:
 
 
 def oracle_gradients(problem: Problem, captures: Sequence[Tensor], grad_out: Tensor, grad_lse: Tensor | None) -> Gradients:
-    """In f64. Captured tensors become f64 meanwhile; elements that are gathered from a half tensor keep their dtype, so that what
-    is made of them is rounded as ever, and only their gradients are summed in f64."""
+    """In f64. Captured tensors become f64 meanwhile; elements that are gathered from a half tensor keep their dtype, so that
+    what is made of them is rounded as ever, and only their gradients are summed in f64."""
     with _widened(captures) as narrow:
         return _gradients(problem, captures, grad_out, grad_lse, torch.float64, narrow)
 

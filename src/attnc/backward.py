@@ -38,7 +38,9 @@ def attention_backward(
     Arguments:
         query, key, value: [B, Hq, Sq, E], [B or 1, Hkv, Skv, E], [B or 1, Hkv, Skv, Ev] as the forward pass had them, for which
             `signature` was made.
-        out, lse: what the forward pass gave: [B, Hq, Sq, Ev] in query's dtype, natural [B, Hq, Sq] in f32 (f64 for f64).
+        out, lse: what the forward pass gave: [B, Hq, Sq, Ev] in query's dtype, natural [B, Hq, Sq] in f64
+        (`Signature.wide_lse`),
+            or with less accuracy where scores are large in f32.
         grad_out, grad_lse: their gradients, of any strides; None is 0.
         captures, numbers, blocks, scale, record: the captured mods of the call, and a BlockMask's classes [B, Hq, …].
         needs: one bool for each of query, key, value, scale and the captures. Tensors of ints and bools have no gradient.
@@ -64,7 +66,12 @@ def attention_backward(
         grad_out = query.new_zeros(()).expand(out.shape)
     if grad_lse is None:
         grad_lse = lse.new_zeros(()).expand(lse.shape)
-    read = [_unit(out.detach(), query.dtype), lse.detach().contiguous(), _unit(grad_out, query.dtype), grad_lse.to(statistics)]
+    read = [
+        _unit(out.detach(), query.dtype),
+        lse.detach().double().contiguous(),
+        _unit(grad_out, query.dtype),
+        grad_lse.to(statistics),
+    ]
 
     words: list[int | float] = []
     for tensor in (query_, key_, value_):

@@ -295,11 +295,14 @@ def run(call: Call) -> tuple[Tensor, Tensor | None, Tensor | None]:
     if not call.has_values:
         return (
             query.new_empty_strided(layout.out_shape, layout.out_strides),
-            query.new_empty(layout.lse_shape, dtype=stats) if signature.return_lse else None,
+            query.new_empty(layout.lse_shape, dtype=torch.float64 if signature.wide_lse else stats)
+            if signature.return_lse
+            else None,
             query.new_empty(layout.lse_shape, dtype=stats) if signature.return_max else None,
         )
     out = torch.empty_strided(layout.out_shape, layout.out_strides, dtype=dtype, device=CPU)
-    lse = torch.empty(layout.lse_shape, dtype=stats, device=CPU) if signature.return_lse else None
+    lse_dtype = torch.float64 if signature.wide_lse else stats
+    lse = torch.empty(layout.lse_shape, dtype=lse_dtype, device=CPU) if signature.return_lse else None
     max_scores = torch.empty(layout.lse_shape, dtype=stats, device=CPU) if signature.return_max else None
     if layout.without_rows:
         return out, lse, max_scores

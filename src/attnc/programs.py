@@ -47,7 +47,7 @@ def program(record: Any, signature: Signature) -> Attention:
 def backward_program(record: Any, signature: Signature, needs: Sequence[bool]) -> AttentionBackward:
     """The program of the gradients of `program(record, signature)`. `needs` says of query, key, value, scale and each
     captured tensor whether its gradient is wanted; some are, and only captures of floats. Raises what compiling raises."""
-    signature = replace(signature, return_lse=False, return_max=False, few_queries=False)
+    signature = replace(signature, return_lse=False, return_max=False, few_queries=False, wide_lse=False)
     key = (record, signature, tuple(needs))
     found = _programs.get(key)
     return found if found is not None else _found_or_made(key, lambda: _load_or_compile_backward(*key))

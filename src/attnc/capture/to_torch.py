@@ -245,6 +245,7 @@ def _attention(record: Record, signature: Signature) -> func.FuncOp:
         block_size=signature.block_size,
         return_lse=signature.return_lse,
         return_max=signature.return_max,
+        wide_lse=signature.wide_lse,
     )
     block.add_op(attention)
     hints = ["out", *["lse"] * signature.return_lse, *["max"] * signature.return_max]

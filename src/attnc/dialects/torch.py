@@ -562,7 +562,7 @@ class FlexAttentionOp(IRDLOperation):
     `query`, `key`, `value` are `[B, H, S, E]`, `scale` is a `!torch.float`. `score_operands` and `mask_operands` follow the
     five (four) fixed arguments of `score_mod_fn` (`mask_mod_fn`). `blocks`, `[B, Hq, query blocks, key blocks]` of si8, says of
     each block of `block_size` (queries, keys) whether it is 0 not listed, 1 partial, 2 full. Results: out, then lse if
-    `return_lse`, then max if `return_max`, both in natural units.
+    `return_lse`, then max if `return_max`, both in natural units, f32 (f64 for f64); lse may be f64 beside any.
     """
 
     name = "torch.attnc_flex_attention"
@@ -597,6 +597,7 @@ class FlexAttentionOp(IRDLOperation):
         block_size: tuple[int, int] | None = None,
         return_lse: bool = False,
         return_max: bool = False,
+        wide_lse: bool = False,
     ):
         query_type, value_type = query.type, value.type
         if not isinstance(query_type, VTensorType) or not isinstance(value_type, VTensorType):
@@ -611,7 +612,9 @@ class FlexAttentionOp(IRDLOperation):
         statistics = f64 if isinstance(query_type.dtype, Float64Type) else Float32Type()
         rows = query_type.shape[:-1]
         results: list[Attribute] = [VTensorType([*rows, value_type.shape[-1]], query_type.dtype)]
-        results += [VTensorType(rows, statistics)] * (return_lse + return_max)
+        results += [VTensorType(rows, f64 if wide_lse else statistics)] * return_lse + [
+            VTensorType(rows, statistics)
+        ] * return_max
         super().__init__(
             operands=[query, key, value, scale, list(score_operands), list(mask_operands), blocks],
             attributes=attributes,

@@ -15,7 +15,8 @@ class Signature:
     `dtype` is MLIR's name (`f64`, `f32`, `f16`, `bf16`), `head_dim` E and `value_dim` Ev. Of the strides only whether the last
     one is 1 is fixed (`UNIT` or `ANY`), so that other layouts compile nothing. `block_size` is (Q_BLOCK_SIZE, KV_BLOCK_SIZE)
     where a BlockMask's lists are passed, else None. `few_queries`: the program for few query rows and many keys, which shares
-    the keys of one head among tasks (`attnc.runtime.attention.few_queries` says when).
+    the keys of one head among tasks (`attnc.runtime.attention.few_queries` says when). `wide_lse`: lse is f64 beside any
+    dtype, as the backward pass wants it: what it computes is exp(score - lse).
     """
 
     dtype: str
@@ -28,3 +29,4 @@ class Signature:
     return_max: bool = False
     block_size: tuple[int, int] | None = None
     few_queries: bool = False
+    wide_lse: bool = False

@@ -187,7 +187,8 @@ class _Function:
             )
             results = [appended(self.block, attention, "out_5d")]
         else:
-            results = self._online(operands, region, precision, element, rows, value_dim, wanted)
+            lse = f64 if any(wanted) and cast(VTensorType, op.outputs[1].type).dtype == f64 else precision
+            results = self._online(operands, region, (precision, lse), element, rows, value_dim, wanted)
         for old, new in zip(op.outputs, results, strict=True):
             name = old.name_hint or "out"
             self.values[old] = collapse(self.block, new, name)
@@ -196,12 +197,13 @@ class _Function:
         self,
         operands: list[SSAValue],
         region: Region,
-        precision: Attribute,
+        statistics: tuple[Attribute, Attribute],
         element: Attribute,
         rows: list[SSAValue],
         value_dim: int,
         wanted: list[bool],
     ) -> list[SSAValue]:
+        precision, lse = statistics
         zero = self.build.constant(precision, 0.0)
         minus_infinity = self.build.constant(precision, float("-inf"))
         inits = [
@@ -221,8 +223,8 @@ class _Function:
         out_init = self._empty([*rows, value_dim], element, "init")
         results = [generic(self.block, [acc, sum_], out_init, normalised(precision, element), "out_5d")]
         if wanted[0]:
-            lse_init = self._empty(rows, precision, "lse_init")
-            results.append(generic(self.block, [max_, sum_], lse_init, log_sum(precision), "lse_5d"))
+            lse_init = self._empty(rows, lse, "lse_init")
+            results.append(generic(self.block, [max_, sum_], lse_init, log_sum(precision, lse), "lse_5d"))
         if wanted[1]:
             results.append(max_)
         return results

@@ -86,11 +86,12 @@ def normalised(precision: Attribute, element: Attribute) -> Block:
     return block
 
 
-def log_sum(precision: Attribute) -> Block:
-    """`max + log(sum)`, which is -inf for a row without a live key."""
-    block = Block(arg_types=[precision, precision, precision])
+def log_sum(precision: Attribute, element: Attribute) -> Block:
+    """`max + log(sum)`, which is -inf for a row without a live key, computed in the result's type."""
+    block = Block(arg_types=[precision, precision, element])
     max_, sum_, _ = block.args
     max_.name_hint, sum_.name_hint = "max", "sum"
     r = RegionBuilder(block)
-    block.add_op(linalg.YieldOp(r.add(max_, r.math(math.LogOp, sum_))))
+    wide = [value if element == precision else r.cast(arith.ExtFOp, value, element) for value in (max_, sum_)]
+    block.add_op(linalg.YieldOp(r.add(wide[0], r.math(math.LogOp, wide[1]))))
     return block

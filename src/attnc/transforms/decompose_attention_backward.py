@@ -92,12 +92,7 @@ class _BackwardDecomposition(Decomposition):
             lambda m, x: m.compare_floats("une", x, minus_infinity, "alive"),
         )
 
-        def weight(m: Builder, x: SSAValue, lse: SSAValue) -> SSAValue:
-            anchor = m.select(m.compare_floats("oeq", lse, minus_infinity, "dead"), zero, lse, "anchor")
-            exponent = m.binary("mulf", m.binary("subf", x, anchor, "difference"), log2e, "exponent")
-            return m.unary_math("exp2", exponent, "p")
-
-        weights = self._map(self.score_type, "weights", {"x": modified, "l": op.lse}, weight)
+        weights = self._weights(modified, zero, minus_infinity, log2e)
         if "value" in wanted:
             new["value"] = self._onto(weights, d_out, carried["value"], live, "d_value_new")
         if inside:
@@ -146,6 +141,32 @@ class _BackwardDecomposition(Decomposition):
         return self.build.add(tile.DotOp(left, right, type_, old, live, transpose_lhs=True), hint)
 
     # -- between the products -----------------------------------------------------------------------------------------
+
+    def _weights(self, modified: SSAValue, zero: SSAValue, minus_infinity: SSAValue, log2e: SSAValue) -> SSAValue:
+        """exp(modified - lse). lse is f64: of a large one, f32 would lose what weights are made of."""
+        lse = self.op.lse
+        wide = cast(TensorType, lse.type).element_type
+
+        def anchor_of(m: Builder, value: SSAValue) -> SSAValue:
+            narrow = value if wide == self.score else m.cast("truncf", value, self.score, "narrow")
+            return m.select(m.compare_floats("oeq", narrow, minus_infinity, "dead"), zero, narrow, "a")
+
+        def rest_of(m: Builder, value: SSAValue, anchor: SSAValue) -> SSAValue:
+            difference = m.cast("truncf", m.binary("subf", value, m.cast("extf", anchor, wide)), self.score, "difference")
+            dead = m.compare_floats("oeq", difference, minus_infinity, "dead")
+            return m.select(dead, zero, difference, "rest")
+
+        inputs = {"x": modified, "a": self._map(self.row_type, "anchor", {"l": lse}, anchor_of)}
+        if wide != self.score:
+            inputs["r"] = self._map(self.row_type, "lse_rest", {"l": lse, "a": inputs["a"]}, rest_of)
+
+        def weight(m: Builder, x: SSAValue, anchor: SSAValue, rest: SSAValue | None = None) -> SSAValue:
+            difference = m.binary("subf", x, anchor, "difference")
+            if rest is not None:
+                difference = m.binary("subf", difference, rest, "difference")
+            return m.unary_math("exp2", m.binary("mulf", difference, log2e, "exponent"), "p")
+
+        return self._map(self.score_type, "weights", inputs, weight)
 
     def _d_modified(self, d_out: SSAValue, weights: SSAValue, live: SSAValue, zero: SSAValue) -> SSAValue:
         op, build = self.op, self.build

@@ -17,7 +17,7 @@ After:
       }) {gradients = ["query", "key", "value"]}
       return %d_query, %d_key, %d_value, %d_slopes
 
-`lse` and `d_lse` are natural logarithms [B, Hq, Sq] and their gradient. Numbers, masks and captured integers have no
+`lse` and `d_lse` are natural logarithms [B, Hq, Sq], in f64, and their gradient. Numbers, masks and captured integers have no
 gradient. A captured tensor's gradient is f64 (and [1] for a 0-d one), as is that of the scale: both are sums over all pairs.
 That of the query has the type of the scores, for it is a sum over blocks of keys; those of key and value have theirs.
 """
@@ -112,7 +112,7 @@ class _Differentiation:
             self._argument(TensorType(type_, shape), name)
             for name, type_, shape in (
                 ("out", element, whole),
-                ("lse", score, row),
+                ("lse", f64, row),
                 ("d_out", element, whole),
                 ("d_lse", score, row),
             )
