@@ -73,17 +73,19 @@ GRAPH_STAGES: tuple[str, ...] = (
 """The passes of a whole program, in their order (`graph_pipeline.py` runs them): what stands around attention is taken in, or
 becomes kernels of its own. Their end is a host function, of views and calls, beside functions that take the road of STAGES."""
 
-PASSES: tuple[str, ...] = tuple(dict.fromkeys((*GRAPH_STAGES, *STAGES, *BACKWARD_STAGES)))
-"""All passes, by name."""
-
 ATTRIBUTE = "attnc.stage"
 Observer = Callable[[str, "ModuleOp"], None]
 
 
+def all_passes() -> tuple[str, ...]:
+    """The passes of all roads, by name."""
+    return tuple(dict.fromkeys((*GRAPH_STAGES, *STAGES, *BACKWARD_STAGES)))
+
+
 def pass_module(name: str) -> ModuleType:
     """The module of a pass, by the pass's name. Raises `UnknownPassError`."""
-    if name not in PASSES:
-        raise UnknownPassError(f"there is no pass '{name}'", remedy=f"the passes are {', '.join(PASSES)}")
+    if name not in all_passes():
+        raise UnknownPassError(f"there is no pass '{name}'", remedy=f"the passes are {', '.join(all_passes())}")
     return importlib.import_module("attnc.transforms." + name.replace("-", "_"))
 
 
@@ -162,8 +164,8 @@ def _possible_stages(module: ModuleOp) -> tuple[str, str]:
 
     named = module.attributes.get(ATTRIBUTE)
     if isinstance(named, StringAttr):
-        if named.data not in (SOURCE, *PASSES):
-            stages = ", ".join((SOURCE, *PASSES))
+        if named.data not in (SOURCE, *all_passes()):
+            stages = ", ".join((SOURCE, *all_passes()))
             raise UnknownPassError(f'{ATTRIBUTE} = "{named.data}" is no stage', remedy=f"the stages are {stages}")
         return named.data, named.data
     names = {op.name for op in module.walk()}

@@ -23,12 +23,12 @@ def opt(file: str, passes: str, print_ir_after_all: bool, list_passes: bool, out
     from attnc.errors import AttncError, PassOrderError, UnknownPassError
 
     if list_passes:
-        click.echo("\n".join(pipeline.PASSES))
+        click.echo("\n".join(pipeline.all_passes()))
         return
     names = [name for part in passes.split(",") if (name := part.strip())]
     for name in names:
-        if name not in pipeline.PASSES:
-            raise UnknownPassError.named(name, pipeline.PASSES)
+        if name not in pipeline.all_passes():
+            raise UnknownPassError.named(name, pipeline.all_passes())
 
     from attnc.mlir_text import parse_module, print_module
     from attnc.target import Target
