@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import stat
 import subprocess
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from attnc import knobs
+from attnc import knobs, programs
 from attnc.errors import CacheWarning, KnobError
 from attnc.runtime import cache as cache_module
 from attnc.runtime.cache import DiskCache, Entry, disk_cache, make_key, source_hash
@@ -108,6 +110,7 @@ def test_full_disk_leaves_no_half_entry(tmp_path: Path):
     program = f"""
 import resource, signal, warnings
 from pathlib import Path
+from typing import Any
 from attnc.runtime.cache import DiskCache, Entry
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500))
@@ -211,6 +214,7 @@ def test_many_processes(tmp_path: Path):
     program = f"""
 import random, sys
 from pathlib import Path
+from typing import Any
 from attnc.runtime.cache import DiskCache, Entry
 cache = DiskCache(Path({str(tmp_path / "cache")!r}), 40_000)
 chance = random.Random(int(sys.argv[1]))
@@ -269,3 +273,21 @@ def test_source_hash_sees_an_edit(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert source_hash() == hashes[-1]  # now from the note in the cache
     source_hash.cache_clear()
     assert hashes[0] == hashes[2] != hashes[1]
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_the_garbage_collector_is_as_it_was_after_compiling(on: bool):
+    seen = []
+
+    def compile_now() -> tuple[list[bytes], dict[str, Any]]:
+        seen.append(gc.isenabled())
+        raise KnobError("no such machine")
+
+    before = gc.isenabled()
+    (gc.enable if on else gc.disable)()
+    try:
+        with pytest.raises(KnobError):
+            programs.cached(("never compiled", on), compile_now, lambda record, objects: None)
+        assert (seen, gc.isenabled()) == ([False], on)
+    finally:
+        (gc.enable if before else gc.disable)()
