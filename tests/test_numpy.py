@@ -1,12 +1,13 @@
-"""`attnc.numpy.attention`: arrays of every kind, and what a call costs and imports."""
+"""`attnc.numpy.attention` on arrays of every kind. Runs without torch, too (test_numpy_alone.py)."""
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 import attnc.numpy
-from attnc.errors import ArgumentsError, CaptureIndexError, DtypeError, ShapeError, UnsupportedTensorError
+from attnc.errors import ArgumentsError, DtypeError, ShapeError, UnsupportedTensorError
 
 RNG = np.random.default_rng(0)
 
@@ -66,16 +67,100 @@ def test_strides(view, queries):
     assert np.argsort(out.strides[:3]).tolist() == np.argsort(np.abs(query.strides[:3])).tolist()
 
 
-def test_errors():
-    query = normal(1, 2, 5, 8)
-    with pytest.raises(ShapeError):
-        attnc.numpy.attention(query, normal(1, 2, 5, 9), query)
-    with pytest.raises(DtypeError, match="float32, float64 and float32"):
-        attnc.numpy.attention(query, query.astype(np.float64), query)
-    with pytest.raises(ArgumentsError, match="query is list"):
-        attnc.numpy.attention(query.tolist(), query, query)
-    with pytest.raises(UnsupportedTensorError, match="MaskedArray"):
-        attnc.numpy.attention(np.ma.masked_array(query), query, query)
-    bias = normal(4)
-    with pytest.raises(CaptureIndexError, match=r"index 4 .* array 'bias' with size 4, at b=0, h=0, q=0, k=4"):
-        attnc.numpy.attention(query, query, query, lambda score, b, h, q, k: score + bias[k])
+# -- query, key and value -------------------------------------------------------------------------------------------------
+
+EPS = {"float64": 2**-52, "float32": 2**-23, "float16": 2**-10, "bfloat16": 2**-7}
+
+
+@pytest.mark.parametrize("dtype", EPS)
+@pytest.mark.parametrize(("shape", "kv_shape"), [((2, 6, 37, 24), (1, 2, 70, 24)), ((1, 8, 1, 64), (1, 1, 300, 64))])
+def test_dtypes_and_grouped_heads(dtype, shape, kv_shape):
+    element = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    query, key, value = (normal(*size).astype(element) for size in (shape, kv_shape, (*kv_shape[:3], 17)))
+    out, lse = attnc.numpy.attention(query, key, value, mask_mod=lambda b, h, q, k: k % 5 != h, scale=0.25, return_lse=True)
+    assert out.dtype == element and out.shape == (*shape[:3], 17)
+    assert lse.dtype == (np.float64 if dtype == "float64" else np.float32)
+    exact, exact_lse = dense(query * np.float64(0.25 * shape[3] ** 0.5), key, value, None, lambda b, h, q, k: k % 5 != h)
+    np.testing.assert_allclose(out.astype(np.float64), exact, rtol=0, atol=16 * EPS[dtype])
+    np.testing.assert_allclose(lse, exact_lse, rtol=0, atol=64 * EPS["float32" if dtype != "float64" else dtype])
+
+
+@pytest.mark.parametrize("shapes", [((2, 3, 0, 8), (2, 3, 5, 8)), ((2, 3, 4, 8), (2, 3, 0, 8)), ((0, 3, 4, 8), (1, 3, 5, 8))])
+def test_empty(shapes):
+    query, key = (normal(*shape) for shape in shapes)
+    out, lse = attnc.numpy.attention(query, key, key, causal_score, return_lse=True)
+    assert out.shape == query.shape and not out.any()
+    assert lse.shape == query.shape[:3] and np.isneginf(lse).all()
+    assert attnc.numpy.attention(query, key, key).shape == query.shape
+
+
+def causal_score(score, b, h, q, k):
+    return np.where(q >= k, score, -np.inf)
+
+
+def record_array(values: np.ndarray, packed: bool) -> np.ndarray:
+    """The field of a structured array: its elements are apart by no multiple of their size (or by one, and aligned)."""
+    fields = {"names": ["a", "x"], "formats": ["u1", values.dtype], "offsets": [0, 1 if packed else 4]}
+    whole = np.zeros(values.shape, np.dtype(fields))
+    whole["x"] = values
+    return whole["x"]
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_uneven_strides_and_alignment(packed):
+    arrays = [normal(1, 2, 20, 8) for _ in range(3)]
+    expected = attnc.numpy.attention(*arrays, alibi, causal)
+    apart = [record_array(array, packed) for array in arrays]
+    np.testing.assert_allclose(attnc.numpy.attention(*apart, alibi, causal), expected, atol=1e-6)
+    shifted = [np.frombuffer(b"x" + array.tobytes(), np.float32, offset=1).reshape(array.shape) for array in arrays]
+    np.testing.assert_array_equal(attnc.numpy.attention(*shifted, alibi, causal), expected)
+    for array in shifted:
+        assert not array.flags.aligned and not array.flags.writeable
+
+
+def test_memory_maps_and_broadcast_heads(tmp_path):
+    mapped = np.memmap(tmp_path / "array", np.float32, "w+", shape=(1, 1, 20, 8))
+    mapped[:] = normal(1, 1, 20, 8)
+    heads = np.broadcast_to(np.asarray(mapped), (1, 4, 20, 8))
+    query = normal(1, 4, 20, 8)
+    bias = np.memmap(tmp_path / "bias", np.float32, "w+", shape=(20,))
+    out = attnc.numpy.attention(query, mapped, heads[:, :1], lambda score, b, h, q, k: score + bias[k])
+    np.testing.assert_allclose(out, attnc.numpy.attention(query, heads, heads), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        (lambda x: x.astype(">f4"), DtypeError, "foreign byte order"),
+        (lambda x: x.astype(np.float128), DtypeError, "float128"),
+        (lambda x: x.astype(np.int32), DtypeError, "int32"),
+        (lambda x: x.astype(np.complex64), DtypeError, "complex64"),
+        (lambda x: x.astype(object), DtypeError, "object"),
+        (lambda x: np.ma.masked_array(x), UnsupportedTensorError, "subclass of numpy.ndarray"),
+        (lambda x: np.rec.array(x), UnsupportedTensorError, "subclass of numpy.ndarray"),
+        (lambda x: x.tolist(), ArgumentsError, "pass NumPy arrays"),
+        (lambda x: None, ArgumentsError, "None, not a NumPy array"),
+        (lambda x: x[0], ShapeError, "3 dimensions"),
+    ],
+)
+def test_other_arrays_are_refused(change, error, words):
+    array = change(normal(1, 2, 5, 8))
+    with pytest.raises(error, match=words):
+        attnc.numpy.attention(array, array, array)
+
+
+@pytest.mark.parametrize("scale", [0.5, np.float32(0.5), np.array(0.5), 1, None])
+def test_scales(scale):
+    query = normal(1, 1, 4, 4)
+    np.testing.assert_allclose(
+        attnc.numpy.attention(query, query, query, scale=scale),
+        dense(query * (1 if scale is None else 2 * float(scale)), query, query)[0],
+        atol=1e-5,
+    )
+
+
+def test_other_scales_are_refused():
+    query = normal(1, 1, 4, 4)
+    for scale in (np.ones(3), "1", 1j):
+        with pytest.raises(DtypeError, match="scale is"):
+            attnc.numpy.attention(query, query, query, scale=scale)

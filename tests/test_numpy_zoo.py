@@ -16,13 +16,7 @@ from attnc.capture.numpy_capture import capture_numpy
 from oracle import check
 from record_interpreter import run_record
 from zoo import ENTRIES, LAYOUTS
-from zoo_numpy import BUILDERS, WITHOUT, NumpyProblem, array, numpy_problem
-
-
-def tensor(values: np.ndarray) -> torch.Tensor:
-    if values.dtype.name == "bfloat16":
-        return torch.from_numpy(values.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(values)
+from zoo_numpy import BUILDERS, WITHOUT, NumpyProblem, array, numpy_problem, tensor
 
 
 def run(p: NumpyProblem, name: str) -> None:

@@ -79,7 +79,7 @@ class InPlaceModError(UnsupportedModError):
 class ModSignatureError(AttncError, TypeError):
     """A mod does not take its arguments, is no callable, or returns something that is no scalar of the right kind."""
 
-    default_remedy = "score_mod(score, b, h, q_idx, kv_idx) -> score;  mask_mod(b, h, q_idx, kv_idx) -> bool tensor"
+    default_remedy = "score_mod(score, b, h, q_idx, kv_idx) -> score;  mask_mod(b, h, q_idx, kv_idx) -> bool"
 
 
 class ModDivisionError(AttncError, ZeroDivisionError):

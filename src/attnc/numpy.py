@@ -119,6 +119,8 @@ def _new_layout(known: Any, query: Array, key: Array, value: Array) -> Found:
     """The layout of arrays of these sizes and strides, the signature, the order of out's dims (None: as they are), the dtype of
     lse, and the bytes of an element (0 where the strides are no whole elements)."""
     element = query.dtype
+    if element.name not in DTYPES or not element.isnative:
+        raise DtypeError(f"query, key and value have dtype {shown(element)}")
     size = element.itemsize
     arrays = query, key, value
     uneven = any(stride % size for array in arrays for stride in array.strides)
@@ -174,8 +176,8 @@ def _scale(scale: Any, head_dim: int) -> float:
     if scale is None:
         return head_dim**-0.5
     try:
-        if getattr(scale, "ndim", 0):
-            raise TypeError("an array")
+        if getattr(scale, "ndim", 0) or isinstance(scale, (str, bytes)):
+            raise TypeError("no number")
         return float(scale)
     except (TypeError, ValueError, OverflowError) as error:
         raise DtypeError(f"scale is {scale!r}", remedy="pass a number") from error

@@ -12,7 +12,7 @@ import torch
 
 from oracle import Problem
 from zoo import ENTRIES, Sizes, problem
-from zoo_numpy.entry import Grid, NumpyMods, array
+from zoo_numpy.entry import Grid, NumpyMods, array, tensor
 from zoo_numpy.masks import MASKS
 from zoo_numpy.scores import SCORES
 
@@ -49,4 +49,4 @@ def numpy_problem(
     return NumpyProblem(query, key, value, mods, theirs.scale, judged, theirs)
 
 
-__all__ = ["BUILDERS", "MASKS", "SCORES", "WITHOUT", "NumpyMods", "NumpyProblem", "array", "numpy_problem"]
+__all__ = ["BUILDERS", "MASKS", "SCORES", "WITHOUT", "Grid", "NumpyMods", "NumpyProblem", "array", "numpy_problem", "tensor"]

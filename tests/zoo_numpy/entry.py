@@ -37,6 +37,13 @@ def array(tensor: Tensor) -> np.ndarray:
     return tensor.numpy()
 
 
+def tensor(values: np.ndarray) -> Tensor:
+    """A NumPy array's memory as a torch tensor."""
+    if values.dtype.name == "bfloat16":
+        return torch.from_numpy(values.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(values)
+
+
 class Grid:
     """A NumPy mod as the oracle calls it: on scores [H, q, k] (or none), b, heads [H], queries [q] and keys [k]."""
 

@@ -49,12 +49,12 @@ def names_of(code: types.CodeType) -> frozenset[str]:
 
 
 @functools.lru_cache(maxsize=4096)
-def not_rebuildable(code: types.CodeType) -> str | None:
-    """Why a copy of this code with other globals would not do what the original does."""
+def not_rebuildable(code: types.CodeType, pure: frozenset[str] = PURE_MODULES) -> str | None:
+    """Why a copy of this code with other globals would not do what the original does. It may import the `pure` modules."""
     for instruction in dis.get_instructions(code):
-        if instruction.opname == "IMPORT_NAME" and str(instruction.argval).partition(".")[0] not in PURE_MODULES:
+        if instruction.opname == "IMPORT_NAME" and str(instruction.argval).partition(".")[0] not in pure:
             return f"imports {instruction.argval}"
         if instruction.opname == "LOAD_BUILD_CLASS":
             return "defines a class"
     inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
-    return next((reason for reason in map(not_rebuildable, inner) if reason is not None), None)
+    return next((reason for reason in (not_rebuildable(constant, pure) for constant in inner) if reason is not None), None)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from attnc.capture.code import PURE_MODULES
 from attnc.capture.locations import refuse
 from attnc.capture.numbers import NumberProxy, concrete
 from attnc.capture.numpy_dtypes import NAMES
@@ -19,10 +20,11 @@ from attnc.capture.numpy_functions import array_of, holds_traced
 from attnc.capture.numpy_trace import NumpyTracer
 from attnc.capture.numpy_values import TracedArray
 from attnc.capture.reads import Node
-from attnc.capture.wrapping import ATOMS, CLASSES, KEYS, NOT_OWN, Wrapping
+from attnc.capture.wrapping import ATOMS, CLASSES, KEYS, NOT_OWN, LoggedGlobals, Wrapping
 from attnc.errors import RandomModError, UnsupportedTensorError
 
 _FunctionOfArrays = type(np.sum)
+_DRAW = "draw them before the call and capture the array"
 _NUMBERS = (np.integer, np.floating)
 
 
@@ -30,12 +32,15 @@ class NumpyEnvironment(Wrapping):
     """The outside world of one trace of NumPy code."""
 
     atoms = ATOMS
+    imports = PURE_MODULES | {"numpy"}
     classes = (*CLASSES, np.ndarray)
     keys = (*KEYS, np.dtype)
     tracer: NumpyTracer
 
     def own(self, value: Any, kind: type, node: Node) -> Any:
         plan, variable = self.plan, node.variable
+        if kind is TracedArray:
+            return value
         if isinstance(value, np.ndarray):
             plan.require(f"type({variable}) is {plan.constant(kind)}")
             return self.tracer.saw(value, node)
@@ -53,6 +58,8 @@ class NumpyEnvironment(Wrapping):
             return standin_of(self.tracer, self._same(value, node))
         if isinstance(value, (np.ufunc, _FunctionOfArrays)) or _is_of_numpy(value):
             return standin_of(self.tracer, self._same(value, node))
+        if _draws(value, kind):
+            raise refuse(RandomModError, f"a mod uses {node.name}, which draws random numbers", _DRAW)
         if kind.__module__.partition(".")[0] == "torch" and hasattr(value, "data_ptr"):
             raise UnsupportedTensorError(
                 f"a mod captures {node.name}, a torch tensor", remedy="capture tensor.numpy(), or call attnc.flex_attention"
@@ -65,14 +72,23 @@ class NumpyEnvironment(Wrapping):
     def is_computed(self, value: Any) -> bool:
         return isinstance(value, TracedArray) and value.array is None
 
-    def _imports(self, world: dict[str, Any]) -> None:
-        """`import numpy` inside a mod gives the stand-in as well."""
+    def _globals_of(self, function: types.FunctionType, node: Node) -> LoggedGlobals:
+        """`import numpy` inside a mod, too, gives the module that stands for it."""
+        world = super()._globals_of(function, node)
 
         def import_(name: str, *args: Any) -> Any:
             module = builtins.__import__(name, *args)
             return NumpyModule(self.tracer, module) if module.__name__.partition(".")[0] == "numpy" else module
 
         dict.__setitem__(world, "__builtins__", {**vars(builtins), "__import__": import_})
+        return world
+
+
+def _draws(value: Any, kind: type) -> bool:
+    """Whether `value` draws random numbers, for NumPy or for Python."""
+    if isinstance(value, types.ModuleType):
+        return value.__name__ in ("random", "secrets")
+    return kind.__module__.startswith("numpy.random") or kind.__module__ == "random"
 
 
 def _is_of_numpy(value: Any) -> bool:
@@ -106,7 +122,7 @@ def standin_of(tracer: NumpyTracer, value: Any) -> Any:
     if isinstance(value, type) and issubclass(value, np.generic):
         return Converter(tracer, value)
     if isinstance(value, np.ufunc):
-        return value
+        return Ufunc(tracer, value)
     if isinstance(value, _FunctionOfArrays) or _is_of_numpy(value):
         return Function(tracer, value)
     return value
@@ -136,6 +152,12 @@ class Converter:
             return self._attnc_tracer.fold(self.type, self.type.__name__, [value])
         return self.type(value, *args)
 
+    def __instancecheck__(self, value: Any) -> bool:
+        return isinstance(value, self.type)
+
+    def __subclasscheck__(self, kind: Any) -> bool:
+        return issubclass(kind.type if isinstance(kind, Converter) else kind, self.type)
+
     def __eq__(self, other: object) -> bool:
         return self.dtype == (other.dtype if isinstance(other, Converter) else other)
 
@@ -147,6 +169,29 @@ class Converter:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.type, name)
+
+
+class Ufunc:
+    """A ufunc of NumPy, which takes lists of traced values, too."""
+
+    __slots__ = ("_attnc_tracer", "ufunc")
+
+    def __init__(self, tracer: NumpyTracer, ufunc: np.ufunc):
+        self._attnc_tracer = tracer
+        self.ufunc = ufunc
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.ufunc(*map(self._one, args), **{name: _plain(value) for name, value in kwargs.items()})
+
+    def reduce(self, array: Any, *args: Any, **kwargs: Any) -> Any:
+        """`ufunc.reduce`."""
+        return self.ufunc.reduce(self._one(array), *args, **kwargs)
+
+    def _one(self, value: Any) -> Any:
+        return array_of(self._attnc_tracer, value) if isinstance(value, (list, tuple)) and holds_traced(value) else value
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.ufunc, name)
 
 
 _MAKERS = frozenset({"array", "asarray", "ascontiguousarray", "asanyarray", "asfortranarray"})
@@ -189,4 +234,6 @@ def _plain(value: Any) -> Any:
         return value.type
     if isinstance(value, Function):
         return value.function
+    if isinstance(value, Ufunc):
+        return value.ufunc
     return concrete(value)

@@ -12,7 +12,7 @@ from attnc.capture.numbers import NumberProxy, concrete
 from attnc.capture.numpy_dtypes import BOOL, FLOAT64, is_float, is_half
 from attnc.capture.numpy_ufuncs import BUILDERS, broadcast, weak, whole
 from attnc.capture.numpy_values import TracedArray
-from attnc.errors import InPlaceModError, RandomModError, UnsupportedOpError
+from attnc.errors import InPlaceModError, RandomModError, UnsupportedModError, UnsupportedOpError
 
 if TYPE_CHECKING:
     from attnc.capture.numpy_trace import NumpyTracer
@@ -35,7 +35,9 @@ def call_ufunc(t: NumpyTracer, ufunc: np.ufunc, method: str, inputs: Sequence[An
     for value in inputs:
         lifted = t.lift(value)
         if lifted is None:
-            raise TypeError(f"unsupported operand of {name}: {type(value).__name__}")
+            if ufunc in (np.equal, np.not_equal) and (value is None or isinstance(value, str)):
+                return ufunc is np.not_equal
+            raise refuse(UnsupportedModError, f"a mod computes with {type(value).__name__} in {name}", "use numbers and arrays")
         values.append(lifted)
     signature = _signature(ufunc, kwargs)
     if not signature and all(not isinstance(v, TracedArray) or v.number is not None for v in values):
@@ -238,6 +240,12 @@ def _like(t: NumpyTracer, x: Any, *args: Any, **kwargs: Any) -> Any:
 def copy(t: NumpyTracer, x: Any, order: Any = "K", subok: Any = False) -> Any:
     """The value itself: nothing is written in place."""
     return t.array(x)
+
+
+@handles(np.isscalar)
+def isscalar(t: NumpyTracer, x: Any) -> bool:
+    """Whether it is one of NumPy's scalars."""
+    return not isinstance(x, np.ndarray)
 
 
 @handles(np.ndim)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 def getitem(t: NumpyTracer, array: TracedArray, index: Any) -> TracedArray:
     """`array[index]`."""
+    if isinstance(index, str) and array.array is not None and array.dtype.fields and index in array.dtype.fields:
+        return t.field(array.array, index)
     items = [_item(t, item) for item in (index if isinstance(index, tuple) else (index,))]
     items = _without_ellipsis(items, array.ndim)
     together = any(isinstance(item, TracedArray) and item.ndim for item in items)
@@ -112,7 +114,9 @@ def _select(t: NumpyTracer, current: TracedArray, dim: int, place: Any) -> Trace
     size = current._shape[dim]
     number = place._value if type(place) is NumberProxy else place
     if not -size <= number < size:
-        raise refuse(CaptureIndexError, f"index {number} is out of range for dim {dim} with size {size}")
+        name = f" of {t.name_of(current.array)}" if current.array is not None else ""
+        remedy = "keep the index in [-size, size); an index may wrap once"
+        raise refuse(CaptureIndexError, f"index {number} is out of range for dim {dim}{name} with size {size}", remedy)
     shape = (*current._shape[:dim], *current._shape[dim + 1 :])
     origins = (*current._origins[:dim], *current._origins[dim + 1 :])
     return t.view("aten.select.int", (current, dim, place), current.dtype, shape, origins)

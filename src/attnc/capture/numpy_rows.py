@@ -148,6 +148,15 @@ def count_nonzero(t: NumpyTracer, x: Any, axis: Any = None, keepdims: Any = Fals
     return sum_(t, t.cast(_whole(t, x), BOOL), axis, None, keepdims)
 
 
+@handles(np.searchsorted)
+def searchsorted(t: NumpyTracer, row: Any, x: Any, side: Any = "left") -> Any:
+    """`np.searchsorted` in a sorted row: how many of its elements come before `x`."""
+    row, x = t.array(row), t.array(x)
+    if row.ndim != 1 or x.ndim:
+        raise refuse(UnsupportedOpError, "a mod calls np.searchsorted on other than a row and a scalar", "one scalar at a time")
+    return sum_(t, row < x if side == "left" else row <= x)
+
+
 @handles(np.var)
 def var(t: NumpyTracer, x: Any, axis: Any = None, dtype: Any = None, ddof: Any = 0, keepdims: Any = False) -> Any:
     """`np.var`: the mean of the squared distances from the mean; half types in float32."""

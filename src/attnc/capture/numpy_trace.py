@@ -95,6 +95,21 @@ class NumpyTracer(Recorder):
             self._standins[id(array)] = standin
         return standin
 
+    def field(self, array: np.ndarray, name: str) -> TracedArray:
+        """A field of a captured structured array."""
+        nodes = self._nodes.get(id(array))
+        part = array[name]
+        if not nodes:
+            return self._standin(part)
+        node = self.plan.read(f"{nodes[0].variable}[{name!r}]", f"{nodes[0].name}[{name!r}]")
+        self.plan.require(f"type({node.variable}) is {self.plan.constant(type(part))}")
+        return self.saw(part, node)
+
+    def name_of(self, array: np.ndarray) -> str:
+        """What the user's code calls a captured array."""
+        nodes = self._nodes.get(id(array))
+        return f"captured array '{nodes[0].name}'" if nodes else "an array"
+
     def operand(self, value: TracedArray) -> Operand:
         """`value` in the record; an array that is not known is captured."""
         if value._operand is None:

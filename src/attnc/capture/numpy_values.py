@@ -27,12 +27,13 @@ _USE_WHERE = (
     "np.where(condition, a, b) instead of `if`; & | ~ instead of `and` `or` `not`; (a <= x) & (x < b) instead of a <= x < b"
 )
 _READS = {
-    "__bool__": ("its truth", _USE_WHERE + "; (a <= x) & (x < b) instead of a <= x < b; np.minimum(a, b) instead of min(a, b)"),
+    "__bool__": ("its truth", f"{_USE_WHERE}; (a <= x) & (x < b) instead of a <= x < b; np.minimum instead of min"),
     "__int__": ("int(…)", "x.astype(np.int32) instead of int(x)"),
     "__float__": ("float(…)", "np.float32(x) instead of float(x), np.exp instead of math.exp"),
     "__complex__": ("complex(…)", "use real numbers"),
     "__index__": ("it as a Python index", "index a captured NumPy array: np.asarray(list), made outside of the mod"),
     "__array__": ("its data, by a function that is not NumPy's own", "use NumPy's functions and operators on it"),
+    "__array_interface__": ("its data, by a function that is not NumPy's own", "use NumPy's functions and operators on it"),
     "__hash__": ("hash(…)", "index a captured NumPy array instead of a dict"),
     "__contains__": ("`in`", "np.any(row == value) instead of `value in row`"),
     "item": (".item()", "use the value itself"),
@@ -44,8 +45,6 @@ _READS = {
     "strides": (".strides", "use the value itself"),
     "flags": (".flags", "use the value itself"),
     "base": (".base", "use the value itself"),
-    "__array_interface__": ("its memory", "use the value itself"),
-    "__array_struct__": ("its memory", "use the value itself"),
     "__dlpack__": ("its memory", "use the value itself"),
     "__reduce_ex__": ("its data", "use the value itself"),
 }
@@ -95,6 +94,11 @@ class TracedArray(NDArrayOperatorsMixin):
         from attnc.capture.numpy_indexing import getitem
 
         return getitem(self._tracer, self, index)
+
+    @property
+    def __class__(self) -> type:
+        # isinstance(value, np.ndarray), isinstance(value, np.floating) answer as for NumPy's own.
+        return np.ndarray if self._shape or self.array is not None else self.dtype.type
 
     # -- what is known without data -----------------------------------------------------------------------------------
 
@@ -209,7 +213,7 @@ class TracedArray(NDArrayOperatorsMixin):
 
     def astype(self, dtype: Any, order: str = "K", casting: str = "unsafe", subok: bool = True, copy: bool = True) -> Any:
         """The value converted to `dtype`."""
-        return self._tracer.cast(self, np.dtype(dtype))
+        return self._tracer.cast(self, np.dtype(getattr(dtype, "dtype", dtype)))
 
     @property
     def T(self) -> Any:
@@ -228,8 +232,10 @@ class TracedArray(NDArrayOperatorsMixin):
     conj = conjugate
 
     def __getattr__(self, name: str) -> Any:
-        if name in _READS:
-            raise _refused(name)
+        if name in _READS or name == "__array_struct__":
+            if self.number is not None and name.startswith("__"):
+                raise AttributeError(name)
+            raise _refused("__array_interface__" if name == "__array_struct__" else name)
         method = METHODS.get(name)
         if method is not None:
             return lambda *args, **kwargs: self._tracer.function(method, (self, *args), kwargs)

@@ -47,6 +47,8 @@ class Wrapping:
     """Types of constants that are compared by value."""
     classes: tuple[type, ...] = CLASSES
     """Classes that a mod may use as they are."""
+    imports: frozenset[str] = PURE_MODULES
+    """Modules that a mod may import."""
     keys: tuple[type, ...] = KEYS
     """Types of keys of dicts that are rebuilt."""
 
@@ -181,7 +183,7 @@ class Wrapping:
         if "_torchdynamo_orig_callable" in function.__dict__:
             original = function.__dict__["_torchdynamo_orig_callable"]  # what torch.compile wraps
             return self.read(original, node, "{}._torchdynamo_orig_callable", node.name)
-        if reason := not_rebuildable(code):
+        if reason := not_rebuildable(code, self.imports):
             return self.opaque(function, f"the function {code.co_qualname}, which {reason}")
         self._names |= names_of(code)
         cells = tuple(types.CellType() for _ in code.co_freevars)
