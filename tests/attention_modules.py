@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+from hypothesis import strategies as st
 
 from attnc.mlir_text import parse_module
+from attnc.target import Target
+from attnc.transforms import attention_to_linalg
 from linalg_interpreter import run_function
 
 MINUS_INFINITY = {"f32": "0xFF800000", "f64": "0xFFF0000000000000", "f16": "0xFC00", "bf16": "0xFF80"}
@@ -152,3 +156,92 @@ def close(actual: np.ndarray, wanted: np.ndarray, element: str, what: str = "", 
         error = np.abs(actual - wanted)[finite].max()
         allowed = factor * EPS[element] * max(1.0, np.abs(wanted[finite]).max())
         assert error <= allowed, f"{what}: error {error:.3g}, allowed {allowed:.3g}"
+
+
+def eager(text: str, inputs: Sequence[np.ndarray], function: str = "main") -> list[np.ndarray]:
+    """What the module gives when attention is written out and every operation is rounded to its own type."""
+    module = parse_module(text)
+    attention_to_linalg.run(module, Target.host())
+    given = [array.astype(np.float32) if array.dtype.name == "bfloat16" else array for array in inputs]
+    return run_function(module, function, given)
+
+
+def judge(text: str, inputs: Sequence[np.ndarray], actual: Any, element: str) -> None:
+    """SPEC's rule of accuracy: at most 1.5 times as wrong as `eager`, plus 4 eps; not finite exactly where it should be."""
+    wanted, plain = exact(text, inputs)[0], eager(text, inputs)[0]
+    actual = np.asarray(actual).astype(np.float64)
+    assert actual.shape == wanted.shape, f"shape {actual.shape}, not {wanted.shape}\n{text}"
+    finite = np.isfinite(wanted)
+    assert np.array_equal(actual[~finite], wanted[~finite], equal_nan=True), f"not finite elsewhere\n{text}"
+    if finite.any():
+        error, allowed = np.abs(actual - wanted)[finite].max(), np.abs(plain.astype(np.float64) - wanted)[finite].max()
+        allowed = 1.5 * allowed + 4 * EPS[element] * max(1.0, np.abs(wanted[finite]).max())
+        assert error <= allowed, f"error {error:.3g}, allowed {allowed:.3g}\n{text}"
+
+
+# -- modules by chance ----------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def modules(draw: st.DrawFn, simple: bool = False) -> AttentionModule:
+    """Any attention: up to three batch dims and three rows, two keys, head dims and columns, in any order; operands that lack a
+    batch dim; unit dims; regions, masks, element types, dynamic sizes. `simple` leaves out what IREE does not compile."""
+    counts = {"b": 2 if simple else 3, "m": 2 if simple else 3, "k": 2, "e": 2, "n": 2}
+    least = {"b": 0, "m": 0, "k": 1, "e": 1, "n": 0}
+    sizes: dict[str, int] = {}
+    roles: dict[str, list[str]] = {}
+    for role, most in counts.items():
+        roles[role] = [f"{role}{n}" for n in range(draw(st.integers(least[role], most)))]
+        for dim in roles[role]:
+            sizes[dim] = draw(st.integers(1, 40 if role in "mk" and len(roles[role]) == 1 else 7))
+    batch = roles["b"]
+    lacking: dict[str, set[str]] = {"q": set(), "k": set(), "v": set()}
+    for dim in batch:
+        operand = draw(st.sampled_from([None, None, None, "q", "k", "v"]))
+        if operand is not None:
+            lacking[operand].add(dim)
+
+    def operand(name: str, *groups: str) -> list[str]:
+        dims = [dim for group in groups for dim in roles[group] if dim not in lacking.get(name, set())]
+        if draw(st.booleans()) and len(dims) < 6 and draw(st.integers(0, 4)) == 0:
+            dims.append("1")
+        return draw(st.permutations(dims))
+
+    element = draw(st.sampled_from(["f32", "f32", "f16"] if simple else ["f32", "f32", "f16", "bf16", "f64"]))
+    score = "f64" if element == "f64" else "f32"
+    lines: list[str] = []
+    kind = draw(st.sampled_from(["", "causal", "cap", "bias", "cap causal"]))
+    value = "%s"
+    if "cap" in kind:
+        lines += [f"%cap = arith.constant 2.0 : {score}", f"%cd = arith.divf {value}, %cap : {score}"]
+        lines += [f"%ct = math.tanh %cd : {score}", f"%cx = arith.mulf %ct, %cap : {score}"]
+        value = "%cx"
+    if "bias" in kind:
+        total = "%z0"
+        lines.append("%z0 = arith.constant 0 : index")
+        for n, dim in enumerate([*batch, *roles["m"], *roles["k"]]):
+            lines += [f"%w{n} = arith.constant {n + 1} : index", f"%p{n} = arith.muli %i_{dim}, %w{n} : index"]
+            lines.append(f"%a{n} = arith.addi {total}, %p{n} : index")
+            total = f"%a{n}"
+        lines += [f"%bi = arith.index_cast {total} : index to i32", f"%bf = arith.sitofp %bi : i32 to {score}"]
+        lines += [f"%bc = arith.constant 0.0625 : {score}", f"%bb = arith.mulf %bf, %bc : {score}"]
+        lines.append(f"%bx = arith.addf {value}, %bb : {score}")
+        value = "%bx"
+    if "causal" in kind and roles["m"]:
+        row, key = draw(st.sampled_from(roles["m"])), draw(st.sampled_from(roles["k"]))
+        lines.append(f"%c = arith.cmpi {draw(st.sampled_from(['sge', 'sle', 'ne']))}, %i_{row}, %i_{key} : index")
+        lines.append(f"%cm = arith.select %c, {value}, %ninf : {score}")
+        value = "%cm"
+    region = "\n".join(lines).replace(f"{value} =", "%x =") if value != "%s" else ""
+    mask = None
+    if draw(st.integers(0, 2)) == 0:
+        candidates = [*batch, *roles["m"], *roles["k"]]
+        mask = draw(st.permutations([dim for dim in candidates if draw(st.integers(0, 3))]))
+    query, key, value_dims = operand("q", "b", "m", "e"), operand("k", "b", "k", "e"), operand("v", "b", "k", "n")
+    out = draw(st.permutations([*batch, *roles["m"], *roles["n"]]))
+    dynamic = [] if simple else [dim for dim in sizes if draw(st.integers(0, 5)) == 0]
+    mask_element = draw(st.sampled_from(["i1", "i8", "f32"] if not simple else ["i1"]))
+    return AttentionModule(
+        sizes, query, key, value_dims, out, mask, element, mask_element, region,
+        scale=draw(st.sampled_from([0.25, 0.5, 1.0])), dynamic=dynamic, domain=draw(st.permutations(list(sizes))),
+    )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from attnc.errors import AttncError
+from attnc.errors import AttncError, LoweringError
 from attnc.pipeline import GRAPH_STAGES, Observer, compile_module, emit, graph_stage_of, locate, lower, run_pass
 from attnc.target import Target
 
@@ -82,3 +82,23 @@ def _graph_kernel(kernel: dict[str, Any], variant: dict[str, Any]) -> ModuleOp:
     module = parse_module(kernel["text"])
     specialize(module, variant)
     return module
+
+
+def for_iree(module: ModuleOp) -> None:
+    """Makes of a module, in place, one that iree-compile takes: attention that IREE 3.13 computes otherwise than it means is
+    written out, attributes of ours are dropped.
+
+    Raises `LoweringError` where the module has operations of our own dialects.
+    """
+    from attnc.transforms.attention_to_linalg import write_out_for_iree
+
+    for op in module.walk():
+        if op.name.startswith(("tile.", "torch.", "attnc.")):
+            raise LoweringError(
+                f"{op.name} is no operation that IREE knows", remedy="run no passes of tiling before --emit-iree"
+            )
+    write_out_for_iree(module)
+    for op in module.walk():
+        for name in [name for name in op.attributes if name.startswith("attnc.")]:
+            del op.attributes[name]
+    module.verify()

@@ -66,6 +66,9 @@ BACKWARD_STAGES: tuple[str, ...] = (
 GRAPH_STAGES: tuple[str, ...] = (
     "simplify-torch",
     "convert-torch-to-linalg",
+    "generalize-linalg",
+    "raise-attention",
+    "fold-into-attention",
     "outline-attention",
     "fuse-elementwise",
     "outline-loops",
@@ -73,13 +76,19 @@ GRAPH_STAGES: tuple[str, ...] = (
 """The passes of a whole program, in their order (`graph_pipeline.py` runs them): what stands around attention is taken in, or
 becomes kernels of its own. Their end is a host function, of views and calls, beside functions that take the road of STAGES."""
 
+SIDE_PASSES: tuple[str, ...] = (
+    "attention-to-linalg",
+    *(f"fold-{kind}" for kind in ("slices", "masks", "scale", "casts", "transposes", "broadcasts", "reshapes", "consumers", "unit-dims")),
+)
+"""Passes that are no step on a road: they may run at any time, and leave the module's stage as it is."""
+
 ATTRIBUTE = "attnc.stage"
 Observer = Callable[[str, "ModuleOp"], None]
 
 
 def all_passes() -> tuple[str, ...]:
     """The passes of all roads, by name."""
-    return tuple(dict.fromkeys((*GRAPH_STAGES, *STAGES, *BACKWARD_STAGES)))
+    return tuple(dict.fromkeys((*GRAPH_STAGES, *STAGES, *BACKWARD_STAGES, *SIDE_PASSES)))
 
 
 def pass_module(name: str) -> ModuleType:
@@ -97,9 +106,11 @@ def run_pass(module: ModuleOp, name: str, target: Target) -> None:
     from xdsl.dialects.builtin import StringAttr
 
     run = pass_module(name).run
-    _check_order(module, name)
+    if name not in SIDE_PASSES:
+        _check_order(module, name)
     run(module, target)
-    module.attributes[ATTRIBUTE] = StringAttr(name)
+    if name not in SIDE_PASSES:
+        module.attributes[ATTRIBUTE] = StringAttr(name)
     module.verify()
 
 

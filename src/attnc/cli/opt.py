@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import click
+
+from attnc.cli.reading import read_text, reporting
 
 
 @click.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, allow_dash=True), default="-")
 @click.option("--passes", "-p", default="", help="Passes to run in this order, separated by commas. None: read, verify, print.")
 @click.option("--print-ir-after-all", is_flag=True, help="Print the module after each pass to stderr.")
+@click.option("--emit-iree", is_flag=True, help="Print what iree-compile takes: attention that IREE gets wrong is written out.")
 @click.option("--list", "list_passes", is_flag=True, help="Print the names of all passes and end.")
 @click.option("--output", "-o", type=click.Path(dir_okay=False, allow_dash=True), default="-", help="Where the result goes.")
-def opt(file: str, passes: str, print_ir_after_all: bool, list_passes: bool, output: str) -> None:
+def opt(file: str, passes: str, print_ir_after_all: bool, emit_iree: bool, list_passes: bool, output: str) -> None:
     """Run passes on the MLIR text of FILE (- is stdin) and print the result.
 
     A module that does not parse or verify gets file:line:col, its line and a caret, and exit code 1.
@@ -33,12 +35,9 @@ def opt(file: str, passes: str, print_ir_after_all: bool, list_passes: bool, out
     from attnc.mlir_text import parse_module, print_module
     from attnc.target import Target
 
-    filename = "<stdin>" if file == "-" else file
-    try:
-        text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise click.ClickException(f"{filename}: {error}") from None
-    module = parse_module(text, filename)
+    text, filename = read_text(file)
+    with reporting(filename):
+        module = parse_module(text, filename)
     target = Target.host()
     for name in names:
         try:
@@ -55,5 +54,10 @@ def opt(file: str, passes: str, print_ir_after_all: bool, list_passes: bool, out
             sys.exit(1)
         if print_ir_after_all:
             click.echo(f"// -----// IR after {name} //----- //\n{module!s}\n", err=True)
+    if emit_iree:
+        from attnc.graph_pipeline import for_iree
+
+        with reporting(filename):
+            for_iree(module)
     with click.open_file(output, "w", encoding="utf-8") as stream:
         stream.write(print_module(module) + "\n")
