@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attnc import programs
-from attnc.errors import ArgumentsError, AttncError, LoweringError, ShapeError
+from attnc.errors import ArgumentsError, AttncError, LoweringError, ShapeError, TorchMissingError
+from attnc.runtime.abi import Argument
 from attnc.runtime.cache import Entry, disk_cache, make_key
 from attnc.runtime.graph import GraphProgram, Launchable
 from attnc.runtime.sequence import kernel_of
 from attnc.target import Target
 
+if TYPE_CHECKING:
+    from xdsl.dialects.builtin import ModuleOp
+
+    from attnc.capture.exported import Exported
+
 SAMPLE_SIZE = 40
 """What a dynamic size is taken to be where kernels are compiled before a call has said it."""
 
 
-def compile(program: Any, example_inputs: Sequence[Any] | None = None, *, function: str | None = None) -> CompiledProgram:
-    """A callable of `program`: a `torch.export.ExportedProgram`, an `nn.Module` with `example_inputs`, or MLIR text.
+def compile(
+    program: Any, example_inputs: Sequence[Any] | None = None, *, dynamic_shapes: Any = None, function: str | None = None
+) -> CompiledProgram:
+    """A callable of `program`: a `torch.export.ExportedProgram`, an `nn.Module` with `example_inputs` (and `dynamic_shapes`, as
+    torch.export takes them), or MLIR text.
 
     Text is a module with one public function on tensors (or the one called `function`), with `iree_linalg_ext.attention`
     and linalg, tensor and arith operations around it, or in the torch dialect. The result is called on torch tensors or numpy
@@ -28,14 +38,12 @@ def compile(program: Any, example_inputs: Sequence[Any] | None = None, *, functi
         LoweringError: an operation that is not compiled, by its name and the place in the user's source.
     """
     if isinstance(program, str):
-        graph = _from_text(program, "<text>", function)
-    else:
-        raise ArgumentsError(
-            f"attnc.compile cannot compile a {type(program).__name__}",
-            remedy="pass an ExportedProgram, an nn.Module with example inputs, or MLIR text",
-        )
-    compiled = CompiledProgram(graph)
-    compiled.prepare(example_inputs)
+        compiled = CompiledProgram(_from_text(program, "<text>", function))
+        compiled.prepare(example_inputs)
+        return compiled
+    exported, inputs = _exported(program, example_inputs, dynamic_shapes)
+    compiled = CompiledProgram(_from_module(exported.module, None), exported)
+    compiled.prepare(inputs)
     return compiled
 
 
@@ -44,16 +52,59 @@ def from_mlir(text: str, filename: str = "<text>", function: str | None = None) 
     return CompiledProgram(_from_text(text, filename, function))
 
 
-class CompiledProgram:
-    """A program that can be called on torch tensors or numpy arrays, in the order of `arguments`."""
+def _exported(program: Any, example_inputs: Sequence[Any] | None, dynamic_shapes: Any) -> tuple[Exported, Any]:
+    """An exported program, or a module that is exported now, as a module of stage "torch"."""
+    torch = sys.modules.get("torch")
+    known = torch is not None and isinstance(program, torch.export.ExportedProgram | torch.nn.Module)
+    if torch is None or not known:
+        raise ArgumentsError(
+            f"attnc.compile cannot compile a {type(program).__name__}",
+            remedy="pass an ExportedProgram, an nn.Module with example inputs, or MLIR text",
+        )
+    from attnc.capture.exported import export_module, from_exported
+    from attnc.program_text import from_text as read_program
 
-    def __init__(self, graph: GraphProgram):
+    inputs = example_inputs
+    if isinstance(program, torch.nn.Module):
+        if example_inputs is None:
+            raise ArgumentsError("an nn.Module is compiled for example inputs", remedy="attnc.compile(module, (x, …))")
+        program = export_module(program, example_inputs, dynamic_shapes)
+    elif inputs is None and program.example_inputs is not None:
+        inputs = program.example_inputs[0]
+    return from_exported(program, read_program), inputs
+
+
+def text_of_exported_file(path: str) -> str:
+    """What torch.export.save wrote, as MLIR text in the torch dialect. Raises `ArgumentsError` where it is no such file."""
+    try:
+        import torch
+    except ImportError as error:
+        raise TorchMissingError("an exported program is read through torch, which is not installed") from error
+    from attnc.mlir_text import print_module
+
+    try:
+        program = torch.export.load(path)
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ArgumentsError(f"no exported program: {reason}", remedy="torch.export.save writes one") from error
+    return print_module(_exported(program, None, None)[0].module)
+
+
+class CompiledProgram:
+    """A program that can be called on torch tensors or numpy arrays: MLIR's in the order of `arguments`, torch's as the module
+    was called that it was exported from (its parameters are kept here)."""
+
+    def __init__(self, graph: GraphProgram, exported: Exported | None = None):
         self._graph = graph
+        self._exported = exported
+        self._held: list[Any] = []
+        if exported is not None:
+            self._held = [tensor.detach() for tensor in exported.parameters.values()]
 
     @property
-    def arguments(self):
+    def arguments(self) -> tuple[Argument, ...]:
         """What it takes: names, dtypes and sizes (None where a size is open)."""
-        return self._graph.arguments
+        return self._graph.arguments[len(self._held) :]
 
     @property
     def kernels(self) -> tuple[str, ...]:
@@ -69,16 +120,23 @@ class CompiledProgram:
         inner = ", ".join(argument.describe() for argument in self.arguments)
         return f"CompiledProgram({self._graph.name}({inner}))"
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """Run. Raises `ArgumentsError`, `DtypeError`, `ShapeError` by the argument's name."""
-        return self._graph(*arguments)
+        if self._exported is None:
+            if keywords:
+                raise ArgumentsError(f"{self._graph.name} takes no arguments by name")
+            return self._graph(*arguments)
+        results = self._graph(*self._held, *self._exported.flatten(*arguments, **keywords))
+        return self._exported.unflatten(results if isinstance(results, tuple) else (results,))
 
     def prepare(self, example_inputs: Sequence[Any] | None = None) -> None:
         """Compile what a call on such inputs needs; without them, what inputs in row-major order are likely to need."""
         from attnc.runtime.graph_plan import dense_strides
 
+        if self._exported is not None and example_inputs is not None:
+            example_inputs = [*self._held, *self._exported.flatten(*example_inputs)]
         layouts: list[Any] = []
-        for n, argument in enumerate(self.arguments):
+        for n, argument in enumerate(self._graph.arguments):
             if argument.kind != "buffer":
                 layouts.append(0 if self._graph.program["arguments"][n]["shapes"] else None)
                 continue
@@ -90,7 +148,7 @@ class CompiledProgram:
         try:
             self._graph.plan(layouts)
         except ShapeError:
-            if all(None not in argument.fixed_sizes for argument in self.arguments):
+            if all(None not in argument.fixed_sizes for argument in self._graph.arguments):
                 raise  # no call can be right
 
 
@@ -105,6 +163,18 @@ def _from_text(text: str, filename: str, function: str | None) -> GraphProgram:
             return graph_pipeline.graph_program(module, Target.host(), function)
 
     return _loaded(("program", text, function), make)
+
+
+def _from_module(module: ModuleOp, function: str | None) -> GraphProgram:
+    from attnc import graph_pipeline
+    from attnc.lowered import refusing
+    from attnc.mlir_text import print_module
+
+    def make() -> tuple[dict[str, Any], list[bytes]]:
+        with refusing("this program cannot be compiled"):
+            return graph_pipeline.graph_program(module, Target.host(), function)
+
+    return _loaded(("program", print_module(module), function), make)
 
 
 def _loaded(parts: tuple[Any, ...], make) -> GraphProgram:

@@ -76,10 +76,8 @@ GRAPH_STAGES: tuple[str, ...] = (
 """The passes of a whole program, in their order (`graph_pipeline.py` runs them): what stands around attention is taken in, or
 becomes kernels of its own. Their end is a host function, of views and calls, beside functions that take the road of STAGES."""
 
-SIDE_PASSES: tuple[str, ...] = (
-    "attention-to-linalg",
-    *(f"fold-{kind}" for kind in ("slices", "masks", "scale", "casts", "transposes", "broadcasts", "reshapes", "consumers", "unit-dims")),
-)
+FOLDS = ("slices", "masks", "scale", "casts", "transposes", "broadcasts", "reshapes", "consumers", "unit-dims")
+SIDE_PASSES: tuple[str, ...] = (*(f"fold-{kind}" for kind in FOLDS), "attention-to-linalg")
 """Passes that are no step on a road: they may run at any time, and leave the module's stage as it is."""
 
 ATTRIBUTE = "attnc.stage"
