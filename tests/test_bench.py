@@ -16,10 +16,10 @@ import torch
 
 from attnc import flex_attention
 from attnc.bench import case as cases
-from attnc.bench import fresh, limits, peers, plot, problem, report, run, session, suites
+from attnc.bench import fresh, limits, peers, plot, problem, report, run, session, suites, training
 from attnc.bench.case import Case
 from attnc.bench.driver import Peer, PeerFailed, Peers
-from attnc.bench.peers import Prepared, Unsupported
+from attnc.bench.peers import Prepared, Unsupported, attnc_flex
 from attnc.bench.run import Options, Result, Timing
 from attnc.bench.suites import Bound, Row
 from attnc.bench.worker import Worker
@@ -379,3 +379,18 @@ def test_reports(tmp_path: Path):
         assert "FMA peak" in file.read_text()
     else:
         assert "matplotlib" in (plot.refusal(file) or "")
+
+
+@pytest.mark.parametrize("mod", ["", "alibi", "relative_bias"])
+def test_gradients_of_training_are_checked(mod: str):
+    posed = training.make(Case(1, 2, 40, 16, mod=mod, mask="causal", train=True))
+    expected = training.reference(posed)
+    prepared = attnc_flex.prepare(posed, 1)
+    results = prepared.call()
+    assert len(results) == (5 if mod else 4)
+    assert training.error_of(results, expected, posed) <= expected.bound
+    for place in range(len(results)):  # an error in any one of them is found
+        wrong = [result.clone() for result in results]
+        wrong[place].view(-1)[3 % wrong[place].numel()] += 1e-3
+        assert training.error_of(tuple(wrong), expected, posed) > expected.bound
+    assert training.error_of(results[0], expected, posed) == math.inf

@@ -4,6 +4,7 @@ As a program it measures in its own process and prints one JSON line:
 
     python -m attnc.bench.fresh first PEER NUMBER    seconds of the first calls of NUMBER different mods, torch being imported
     python -m attnc.bench.fresh memory PEER LENGTH   extra bytes at the peak of one call, beyond inputs and outputs
+    python -m attnc.bench.fresh train PEER LENGTH    the same of forward and backward, beyond the inputs alone
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from attnc.bench.peers import TITLES
 
 PATIENCE_SECONDS = 600.0
 MEMORY_LENGTH = 65536
+TRAIN_MEMORY_PART = 4  # training is measured at this part of the length
 
 
 @dataclass
@@ -85,14 +87,20 @@ def compile_time(threads: int, repeats: int, peers: tuple[str, ...] | None, repo
 
 
 def peak_memory(threads: int, length: int, peers: tuple[str, ...] | None, report: Callable[[str], None]) -> list[Figure]:
-    """Extra bytes of one call at a great length, one head of dim 64."""
+    """Extra bytes of one call at a great length, one head of dim 64; and of forward and backward at a quarter of it."""
     case = Case(1, 1, length, 64)
-    bound = 3 * case.cache_bytes + threads * (8 << 20)
-    figures = [Figure("memory", str(case), "attnc", must=bound, unit="B")]
-    figures += [Figure("memory", str(case), "sdpa", unit="B")] if peers is None or "sdpa" in peers else []
-    for figure in figures:
-        report(f"memory of {TITLES[figure.peer]}")
-        figure.values = _measured(figure, ["memory", figure.peer, str(length)], threads, {})
+    train = Case(1, 1, length // TRAIN_MEMORY_PART, 64, train=True)
+    bounds = {
+        "memory": (case, 3 * case.cache_bytes + threads * (8 << 20)),
+        "train": (train, 12 * train.cache_bytes // 2),  # 12 times the bytes of the query
+    }
+    figures = []
+    for kind, (measured, bound) in bounds.items():
+        for peer in ("attnc", *(("sdpa",) if peers is None or "sdpa" in peers else ())):
+            figure = Figure("memory", str(measured), peer, must=bound if peer == "attnc" else None, unit="B")
+            report(f"memory of {TITLES[peer]}, {measured}")
+            figure.values = _measured(figure, [kind, peer, str(measured.queries)], threads, {})
+            figures.append(figure)
     return figures
 
 
@@ -178,6 +186,30 @@ def extra_memory(peer: str, length: int) -> list[float]:
     return [max(0.0, float(_status("VmHWM") - before - out.numel() * out.element_size()))]
 
 
+def extra_training_memory(peer: str, length: int) -> list[float]:
+    """Bytes by which forward and backward raise the peak of this process, gradients included."""
+    import torch
+
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
+    query, key, value = (torch.randn(1, 1, length, 64, requires_grad=True) for _ in range(3))
+    grad_out = torch.randn(1, 1, length, 64)
+    attention: Callable[..., Any]
+    if peer == "attnc":
+        from attnc import flex_attention as attention
+    else:
+        from torch.nn.functional import scaled_dot_product_attention as attention
+
+    def step(rows: int) -> Any:
+        leaves = [tensor[:, :, :rows] for tensor in (query, key, value)]
+        return torch.autograd.grad(attention(*leaves), leaves, grad_out[:, :, :rows])
+
+    step(min(512, length // 2))
+    Path("/proc/self/clear_refs").write_text("5")
+    before = _status("VmRSS")
+    _grads = step(length)
+    return [max(0.0, float(_status("VmHWM") - before))]
+
+
 def _status(name: str) -> int:
     """A figure of /proc/self/status in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -185,5 +217,5 @@ def _status(name: str) -> int:
 
 
 if __name__ == "__main__":
-    measure = {"first": first_calls, "memory": extra_memory}[sys.argv[1]]
+    measure = {"first": first_calls, "memory": extra_memory, "train": extra_training_memory}[sys.argv[1]]
     print(json.dumps(measure(sys.argv[2], int(sys.argv[3]))))
