@@ -110,7 +110,6 @@ def test_full_disk_leaves_no_half_entry(tmp_path: Path):
     program = f"""
 import resource, signal, warnings
 from pathlib import Path
-from typing import Any
 from attnc.runtime.cache import DiskCache, Entry
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500))
@@ -214,7 +213,6 @@ def test_many_processes(tmp_path: Path):
     program = f"""
 import random, sys
 from pathlib import Path
-from typing import Any
 from attnc.runtime.cache import DiskCache, Entry
 cache = DiskCache(Path({str(tmp_path / "cache")!r}), 40_000)
 chance = random.Random(int(sys.argv[1]))

@@ -20,7 +20,7 @@ from attnc.runtime.arena import Block, scratch
 from attnc.runtime.objects import LoadedObjects
 from attnc.runtime.objects import lock as objects_lock
 
-ONE_THREAD_FLOPS = 2_500_000
+ONE_THREAD_FLOPS = 1_500_000
 """Below about this much work one thread is faster than a parallel region."""
 
 ALIGNMENT = 64
