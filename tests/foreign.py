@@ -11,6 +11,7 @@ import itertools
 import struct
 import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from attnc import pipeline
@@ -22,6 +23,7 @@ from attnc.target import Target
 
 EMULATOR, COMPILER = "qemu-aarch64", "aarch64-linux-gnu-gcc"
 AARCH64 = Target("aarch64-unknown-linux-gnu", "generic", "+neon", 128, 32)
+AARCH64_BF16 = replace(AARCH64, features="+neon,+bf16")
 THREADS = 2
 BYTES = {"f64": 8, "f32": 4, "f16": 2, "bf16": 2, "i64": 8, "i32": 4, "i16": 2, "i8": 1, "u8": 1, "i1": 1}
 DRIVER = Path(__file__).with_name("driver.c")

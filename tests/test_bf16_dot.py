@@ -17,6 +17,7 @@ from attnc.codegen.llvm.compile import to_assembly, to_object
 from attnc.lowered import CompiledAttention
 from attnc.runtime.objects import LoadedObjects
 from attnc.target import Target
+from foreign import AARCH64, AARCH64_BF16
 from needs import needs_isa
 from oracle import Problem, check
 from test_assembly import AVX512, count, function_of, loops_of
@@ -137,15 +138,21 @@ def test_where_they_are_used(monkeypatch: pytest.MonkeyPatch):
     assert uses_pairs(p)
     for dtype, head_dim in (("f32", 64), ("f16", 64), ("bf16", 17)):
         assert not uses_pairs(problem("identity", sizes.but(head_dim=head_dim), dtype=dtype))
-    on(AVX512, monkeypatch)
-    assert not uses_pairs(p)
+    for other, pairs in ((AVX512, False), (AARCH64, False), (AARCH64_BF16, True)):
+        on(other, monkeypatch)
+        assert uses_pairs(p) == pairs
 
 
-def test_assembly():
+MACHINES = {"avx512": (TARGET, r"vdpbf16ps\s.*%zmm\d+", r"%[xy]mm"), "neon": (AARCH64_BF16, r"bfdot\s+v\d+\.4s", r"fmla")}
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_assembly(machine: str):
     """All accumulators in registers, two steps of depth in one instruction."""
-    assembly = to_assembly(leaves.pairs(TARGET), TARGET, optimise=False)
+    target, instruction, unwanted = MACHINES[machine]
+    assembly = to_assembly(leaves.pairs(target), target, optimise=False)
     name = re.search(r'^"?(attnc\.product\.pairs\.\S+\.12)"?:', assembly, re.MULTILINE)
     assert name is not None
-    (loop,) = [loop for loop in loops_of(function_of(assembly, name.group(1))) if "vdpbf16ps" in loop]
-    assert count(r"vdpbf16ps\s.*%zmm\d+", loop) == 24
-    assert not count(r"vmov\S+\s+%zmm\d+, \S*\(|vfmadd|%[xy]mm", loop)
+    (loop,) = [loop for loop in loops_of(function_of(assembly, name.group(1))) if re.search(instruction, loop)]
+    assert count(instruction, loop) == 24
+    assert not count(rf"vmov\S+\s+%zmm\d+, \S*\(|vfmadd|\bst[rp]\s|{unwanted}", loop)

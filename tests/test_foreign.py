@@ -34,13 +34,13 @@ PROBLEMS = [
 ]
 
 
-def on_neon(p: Problem, directory: Path, monkeypatch: pytest.MonkeyPatch):
+def on_neon(p: Problem, directory: Path, monkeypatch: pytest.MonkeyPatch, target: Target = foreign.AARCH64):
     """(out, lse, max_scores) of the kernel for NEON."""
     with monkeypatch.context() as patch:
-        patch.setattr(Target, "host", staticmethod(lambda: foreign.AARCH64))
+        patch.setattr(Target, "host", staticmethod(lambda: target))
         lowered = attnc.lower(p.query, p.key, p.value, **arguments_of(p))
-        assert lowered.code.llvm
-    return foreign.attention(lowered, foreign.AARCH64, directory)(p.query, p.key, p.value)
+        assert ("dot_rows.pairs" in lowered.code.llvm) == (target == foreign.AARCH64_BF16)
+    return foreign.attention(lowered, target, directory)(p.query, p.key, p.value)
 
 
 @pytest.mark.parametrize(("name", "dtype"), PROBLEMS)
@@ -48,6 +48,13 @@ def test_neon(name: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     sizes = ENTRIES[name].sizes.but(batch=1, heads=4, kv_heads=2, queries=101, keys=150)
     p = problem(name, sizes, "bshd", dtype)
     check(p, *on_neon(p, tmp_path, monkeypatch), name=name)
+
+
+@pytest.mark.parametrize("name", ["identity", "soft_cap_causal", "block_mask_full_and_partial"])
+def test_neon_with_bf16_dot_products(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    sizes = ENTRIES[name].sizes.but(batch=1, heads=4, kv_heads=2, queries=101, keys=150)
+    p = problem(name, sizes, "bshd", "bf16")
+    check(p, *on_neon(p, tmp_path, monkeypatch, foreign.AARCH64_BF16), name=name)
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("identity", "f32"), ("alibi_causal", "bf16"), ("soft_cap", "f16")])

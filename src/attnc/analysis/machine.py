@@ -22,7 +22,10 @@ def register_tile(target: Target, element_bits: int) -> tuple[int, int]:
 
 
 def has_bf16_dot(target: Target) -> bool:
-    """Whether the machine multiplies pairs of bf16 and sums them in f32 in one instruction, at the rate of its f32 ones."""
+    """Whether the machine multiplies pairs of bf16 and sums them in f32 in one instruction, at the rate of its f32 ones: x86
+    with AVX-512, or an Arm CPU whose `bfdot` does."""
+    if target.triple.startswith(("aarch64", "arm64")):
+        return "+bf16" in target.features.split(",") and target.vector_bits == 128
     return "+avx512bf16" in target.features.split(",") and target.vector_bits == 512
 
 

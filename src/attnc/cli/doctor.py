@@ -67,7 +67,7 @@ def facts() -> list[tuple[str, str]]:
         lines.append(("vectors", f"{target.registers} registers of {target.vector_bits} bits"))
         lines.append(("caches", f"L1 {readable(target.l1_bytes)}, L2 {readable(target.l2_bytes)} a core"))
         on = [name[1:] for name in target.features.split(",") if name.startswith("+")]
-        notable = ("avx2", "fma", "avx512f", "avx512bf16", "avx512fp16", "amx-tile", "amx-bf16", "neon", "sve")
+        notable = ("avx2", "fma", "avx512f", "avx512bf16", "avx512fp16", "amx-tile", "amx-bf16", "neon", "bf16", "sve")
         lines.append(("features", ", ".join(name for name in notable if name in on) or "none that matter"))
         lines += tile_model(target)
     except KnobError as error:

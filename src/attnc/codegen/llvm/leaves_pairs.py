@@ -1,8 +1,9 @@
-"""Leaf routines for a `tile.dot` of bf16 operands with the processor's own dot product of pairs (x86: `vdpbf16ps`).
+"""Leaf routines for a `tile.dot` of bf16 operands with the processor's own dot product of pairs (x86: `vdpbf16ps`; Arm:
+`bfdot`).
 
 Two neighbours along the depth are one 32-bit word, so everything is as in `leaves_dot` with half the depth: a word of the left
 row is broadcast, a panel is `[depth / 2][columns]` words, and a multiply-add takes two steps. Products of bf16 are exact in f32
-and are summed there; only results below the normal range of f32 are flushed to zero.
+and are summed there; only numbers below the normal range of f32 are flushed to zero (and Arm may round sums to odd).
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ class PairShape(Shape):
     def __init__(self, target: Target):
         super().__init__("float", target)
         self.pairs = f"<{2 * self.width} x bfloat>"
-        self.intrinsic = f"@llvm.x86.avx512bf16.dpbf16ps.{self.width * 32}"
+        arm = target.triple.startswith(("aarch64", "arm64"))
+        self.intrinsic = "@llvm.aarch64.neon.bfdot.v4f32.v8bf16" if arm else f"@llvm.x86.avx512bf16.dpbf16ps.{self.width * 32}"
         self.declarations = f"declare {self.type} {self.intrinsic}({self.type}, {self.pairs}, {self.pairs})\n"
 
     def symbol(self, name: str) -> str:
