@@ -72,6 +72,25 @@ def test_the_tests_of_numpy_pass(alone):
     assert re.search(r"\d{2,} passed", summary) and "skipped" not in summary
 
 
+EXAMPLES = """
+import contextlib, io, pathlib, re
+text = pathlib.Path("docs/numpy.md").read_text()
+code = "".join(re.findall(r"^```python\\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
+scope = {}
+with contextlib.redirect_stdout(io.StringIO()) as printed:
+    exec(compile(code, "example.py", "exec"), scope)
+shown = re.findall(r"(?:^    .*\\n)+", text.split("## Not by data")[1], re.MULTILINE)
+expected = [line.strip() for block in shown for line in block.splitlines()]
+got = [line.strip() for line in printed.getvalue().splitlines()]
+missing = [line for line in got if line not in expected and '"example.py", line' not in line]
+print(missing, scope["out"].shape == scope["query"].shape, len(got))
+"""
+
+
+def test_the_examples_of_the_documentation(alone):
+    assert python(alone, "-c", EXAMPLES).strip() == "[] True 5"
+
+
 CALL = """
 import sys
 import numpy as np

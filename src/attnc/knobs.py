@@ -87,7 +87,7 @@ def _path(text: str) -> Path:
 cache: Knob[bool] = Knob("ATTNC_CACHE", _switch, True, "on or off: the disk cache of compiled kernels")
 cache_dir: Knob[Path | None] = Knob("ATTNC_CACHE_DIR", _path, None, "directory of the disk cache")
 cache_size: Knob[int] = Knob("ATTNC_CACHE_SIZE", _bytes, 512 << 20, "bound of the disk cache in bytes; K, M, G may follow")
-threads: Knob[int | None] = Knob("ATTNC_THREADS", _positive, None, "number of threads; unset: torch.get_num_threads()")
+threads: Knob[int | None] = Knob("ATTNC_THREADS", _positive, None, "number of threads; unset: torch's number, or one a CPU")
 scratch_size: Knob[int] = Knob("ATTNC_SCRATCH_SIZE", _bytes, 256 << 20, "bytes of idle scratch memory kept for the next call")
 tile_rows: Knob[int | None] = Knob("ATTNC_TILE_ROWS", _positive, None, "query rows of a task; unset: by the target", True)
 tile_keys: Knob[int | None] = Knob("ATTNC_TILE_KEYS", _positive, None, "keys of a block; unset: by the target", True)

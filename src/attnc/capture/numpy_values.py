@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     from attnc.capture.numpy_trace import NumpyTracer
     from attnc.capture.recorder import Origin
 
-_USE_WHERE = (
-    "np.where(condition, a, b) instead of `if`; & | ~ instead of `and` `or` `not`; (a <= x) & (x < b) instead of a <= x < b"
-)
+_USE_WHERE = "np.where(condition, a, b) instead of `if`; & | ~ instead of `and` `or` `not`"
 _READS = {
     "__bool__": ("its truth", f"{_USE_WHERE}; (a <= x) & (x < b) instead of a <= x < b; np.minimum instead of min"),
     "__int__": ("int(…)", "x.astype(np.int32) instead of int(x)"),
