@@ -70,7 +70,8 @@ def _exported(program: Any, example_inputs: Sequence[Any] | None, dynamic_shapes
             raise ArgumentsError("an nn.Module is compiled for example inputs", remedy="attnc.compile(module, (x, …))")
         program = export_module(program, example_inputs, dynamic_shapes)
     elif inputs is None and program.example_inputs is not None:
-        inputs = program.example_inputs[0]
+        inputs, keywords = program.example_inputs
+        inputs = None if keywords else inputs
     return from_exported(program, read_program), inputs
 
 
@@ -97,14 +98,17 @@ class CompiledProgram:
     def __init__(self, graph: GraphProgram, exported: Exported | None = None):
         self._graph = graph
         self._exported = exported
-        self._held: list[Any] = []
-        if exported is not None:
-            self._held = [tensor.detach() for tensor in exported.parameters.values()]
+        self._held = exported.held() if exported is not None else []
 
     @property
     def arguments(self) -> tuple[Argument, ...]:
         """What it takes: names, dtypes and sizes (None where a size is open)."""
         return self._graph.arguments[len(self._held) :]
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The tensors that a torch program holds, by name: what is written to them in place is seen by later calls."""
+        return {} if self._exported is None else self._exported.parameters
 
     @property
     def kernels(self) -> tuple[str, ...]:
@@ -126,7 +130,8 @@ class CompiledProgram:
             if keywords:
                 raise ArgumentsError(f"{self._graph.name} takes no arguments by name")
             return self._graph(*arguments)
-        results = self._graph(*self._held, *self._exported.flatten(*arguments, **keywords))
+        inputs = self._exported.flatten(*arguments, **keywords)
+        results = self._graph(*self._exported.held(inputs), *inputs)
         return self._exported.unflatten(results if isinstance(results, tuple) else (results,))
 
     def prepare(self, example_inputs: Sequence[Any] | None = None) -> None:

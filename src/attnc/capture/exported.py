@@ -15,7 +15,7 @@ HOP is `torch.attnc_flex_attention`, with its mods as private functions (exporte
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,10 +25,11 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.utils import _pytree as pytree
 from xdsl.dialects import func
 from xdsl.dialects.builtin import ArrayAttr, FunctionType, ModuleOp, StringAttr
-from xdsl.ir import Block, Region, SSAValue
+from xdsl.ir import Attribute, Block, Region, SSAValue
 
 from attnc.capture.exported_nodes import GraphWriter, is_known, needed_nodes, type_of
 from attnc.capture.exported_shapes import bind_shapes
+from attnc.dialects.torch import DTYPES, VTensorType
 from attnc.errors import ArgumentsError, UnsupportedGraphError
 
 
@@ -38,7 +39,8 @@ class Exported:
 
     `parameters` holds the tensors of the leading arguments, in their order. `inputs` are the positions, among the user's
     flattened arguments, of the function's other arguments; `constants` what the program was specialised on. `results` are, for
-    each flattened result, its number among the function's results, or a constant.
+    each flattened result, its number among the function's results, or a constant; `result_dtypes` torch's names of the former's
+    dtypes, "" for numbers.
     """
 
     module: ModuleOp
@@ -48,7 +50,7 @@ class Exported:
     results: tuple[tuple[str, Any], ...]
     in_spec: Any = None
     out_spec: Any = None
-    input_types: tuple[Any, ...] = field(default=())
+    result_dtypes: tuple[str, ...] = ()
 
     def flatten(self, *arguments: Any, **keywords: Any) -> list[Any]:
         """The function's own arguments (parameters not among them) of a call. Raises `ArgumentsError`."""
@@ -58,12 +60,32 @@ class Exported:
         for position, constant in self.constants.items():
             if flat[position] != constant:
                 raise ArgumentsError(f"argument {position} is {flat[position]!r}; the program was exported for {constant!r}")
-        return [flat[position] for position in self.inputs]
+        return [_signed(flat[position]) for position in self.inputs]
+
+    def held(self, inputs: Sequence[Any] = ()) -> list[Any]:
+        """The parameters as the function takes them: arrays where all tensors among `inputs` are arrays."""
+        tensors = [_signed(tensor) for tensor in self.parameters.values()]
+        arrays = any(hasattr(value, "shape") for value in inputs) and not any(isinstance(value, Tensor) for value in inputs)
+        return [tensor.numpy() for tensor in tensors] if arrays else tensors
 
     def unflatten(self, results: Sequence[Any]) -> Any:
         """What the program returns, from the function's results."""
-        flat = [results[value] if kind == "result" else value for kind, value in self.results]
+        named = [_unsigned(value, dtype) for value, dtype in zip(results, self.result_dtypes, strict=True)]
+        flat = [named[value] if kind == "result" else value for kind, value in self.results]
         return pytree.tree_unflatten(flat, self.out_spec) if self.out_spec is not None else tuple(flat)
+
+
+def _signed(value: Any) -> Any:
+    """uint8 as int8: a compiled function knows bytes by what is done to them."""
+    if isinstance(value, Tensor):
+        return value.view(torch.int8) if value.dtype == torch.uint8 else value
+    return value.view("int8") if str(getattr(value, "dtype", "")) == "uint8" else value
+
+
+def _unsigned(value: Any, dtype: str) -> Any:
+    if dtype != "uint8":
+        return value
+    return value.view(torch.uint8) if isinstance(value, Tensor) else value.view("uint8")
 
 
 def export_module(
@@ -137,7 +159,7 @@ def from_exported(program: ExportedProgram, read_program: Callable[[str], Any] |
         results,
         program.call_spec.in_spec,
         program.call_spec.out_spec,
-        tuple(argument.type for argument in block.args[len(parameters) :]),
+        tuple(_dtype_name(value.type) for value in returned),
     )
 
 
@@ -160,6 +182,11 @@ def _is_plain(module: fx.GraphModule) -> bool:
 
 def _strings(texts: Any) -> ArrayAttr:
     return ArrayAttr(StringAttr(text) for text in texts)
+
+
+def _dtype_name(type_: Attribute) -> str:
+    names = {dtype: name for name, dtype in DTYPES.items()}
+    return names[type_.dtype] if isinstance(type_, VTensorType) else ""
 
 
 def _name(spec: Any, node: fx.Node) -> str:

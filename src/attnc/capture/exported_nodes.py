@@ -91,9 +91,10 @@ def needed_nodes(output: fx.Node) -> set[fx.Node]:
 
 
 def place_in_source(node: fx.Node) -> str | None:
-    """`file.py:12`, the innermost frame of the user's own code."""
+    """`file.py:12`, the innermost frame of the user's own code, or of torch's where there is no such."""
     trace = node.meta.get("stack_trace") or ""
-    frames = [(name, line) for name, line in _FRAME.findall(trace) if not name.startswith((_TORCH_DIRECTORY, "<"))]
+    every = [(name, line) for name, line in _FRAME.findall(trace) if not name.startswith("<")]
+    frames = [frame for frame in every if not frame[0].startswith(_TORCH_DIRECTORY)] or every
     return f"{frames[-1][0]}:{frames[-1][1]}" if frames else None
 
 

@@ -30,6 +30,7 @@ from xdsl.ir import Attribute, Operation, SSAValue
 
 from attnc.codegen.host_constants import constant_bytes
 from attnc.codegen.host_kernels import kernel_entry
+from attnc.dialects.resources import resources_of
 from attnc.errors import LoweringError
 
 SCALARS = {"f64", "f32", "i64", "i32", "index"}
@@ -43,7 +44,7 @@ def host_program(module: ModuleOp, name: str | None = None) -> tuple[dict[str, A
         LoweringError: there is no such function, or an operation in it is none that the host can do.
     """
     functions = {op.sym_name.data: op for op in module.ops if isinstance(op, FuncOp)}
-    return _Host(public_function(module, name), functions).program()
+    return _Host(public_function(module, name), functions, resources_of(module)).program()
 
 
 def public_function(module: ModuleOp, name: str | None = None) -> FuncOp:
@@ -78,8 +79,8 @@ def short_type(type_: Attribute) -> str:
 class _Host:
     """Translates one function."""
 
-    def __init__(self, function: FuncOp, functions: dict[str, FuncOp]):
-        self.function, self.functions = function, functions
+    def __init__(self, function: FuncOp, functions: dict[str, FuncOp], resources: dict[str, bytes]):
+        self.function, self.functions, self.resources = function, functions, resources
         self.numbers: dict[SSAValue, int] = {}
         self.steps: list[dict[str, Any]] = []
         self.kernels: list[dict[str, Any]] = []
@@ -220,7 +221,7 @@ class _Host:
             type_ = short_type(op.result.type)
             return {"op": "number", "name": "arith.constant", "ins": [], "value": value.value.data, "type": type_, "types": []}
         type_ = cast(TensorType, op.result.type)
-        data, splat = constant_bytes(value, type_)
+        data, splat = constant_bytes(value, type_, self.resources)
         self.blobs.append(data)
         return {"op": "constant", "ins": [], "blob": len(self.blobs) - 1, "splat": splat, "sizes": list(type_.get_shape())}
 

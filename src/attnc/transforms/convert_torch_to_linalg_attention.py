@@ -95,7 +95,7 @@ def attend(
     init = graph.empty(out_dims, CARRIED[value.dtype])
     out = graph.structured([acc, total], [whole, rows], init, whole, normalised(precision, CARRIED[value.dtype]))
     whole = AffineMap.identity(len(row_dims))
-    lse = graph.structured([top, total], [whole, whole], graph.empty(row_dims, precision), whole, log_sum(precision))
+    lse = graph.structured([top, total], [whole, whole], graph.empty(row_dims, precision), whole, log_sum(precision, precision))
     return [
         graph.array(out, value.dtype, out_dims, "attention"),
         graph.array(lse, precision, row_dims, "lse"),

@@ -1,0 +1,135 @@
+"""attnc.compile of exported programs, modules and torch-mlir's text: native results against eager."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from torch import Tensor, nn
+from torch.export import Dim
+from torch.nn.functional import scaled_dot_product_attention
+
+import attnc
+from attnc.cli.compile import compile_command
+from attnc.errors import ArgumentsError, AttncError, LoweringError
+from test_convert_torch_to_linalg_attention import Flex, Raw, heads, normal, raw_text
+from torch_graphs import Function
+
+LENGTH = Dim("length", min=3, max=200)
+
+
+class Block(nn.Module):
+    """Attention as a model has it: packed input, rotary embedding, grouped heads, a mask, an output gate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Parameter(normal(64))
+        self.register_buffer("cos", normal(200, 8))
+
+    def forward(self, packed: Tensor, mask: Tensor) -> Tensor:
+        batch, length, _ = packed.shape
+        query, key, value = packed.split([64, 16, 16], -1)
+        query = query.view(batch, length, 8, 8).transpose(1, 2)
+        key, value = (x.view(batch, length, 2, 8).transpose(1, 2) for x in (key, value))
+        cos = self.cos[:length]
+        query, key = (x * cos + torch.cat([-x[..., 4:], x[..., :4]], -1) for x in (query, key))
+        out = scaled_dot_product_attention(query, key, value, mask, enable_gqa=True)
+        return out.transpose(1, 2).reshape(batch, length, -1) * torch.sigmoid(self.gate)
+
+
+def block_inputs(length: int) -> tuple[Tensor, Tensor]:
+    mask = torch.rand(2, 1, length, length) > 0.3
+    mask[..., 0] = True
+    return normal(2, length, 96), mask
+
+
+def test_a_module_with_open_lengths_on_tensors_and_arrays():
+    model = Block().eval()
+    compiled = attnc.compile(model, block_inputs(11), dynamic_shapes=({1: LENGTH}, {2: LENGTH, 3: LENGTH}))
+    assert compiled.kernels.count("attention") == 1
+    for length in (11, 37, 3):
+        inputs = block_inputs(length)
+        with torch.no_grad():
+            expected = model(*inputs)
+        torch.testing.assert_close(compiled(*inputs), expected, atol=2e-5, rtol=0)
+        arrays = compiled(*(x.numpy() for x in inputs))
+        assert isinstance(arrays, np.ndarray)
+        np.testing.assert_array_equal(arrays, compiled(*inputs).numpy())
+
+
+def test_parameters_are_seen_as_they_are_now():
+    model = Block().eval()
+    inputs = block_inputs(7)
+    compiled: Any = attnc.compile(model, inputs)
+    before = compiled(*inputs)
+    with torch.no_grad():
+        compiled.parameters["p_gate"].fill_(-200.0)
+    assert compiled(*inputs).abs().max() == 0 and before.abs().max() > 0
+
+
+class Nested(nn.Module):
+    """Nested arguments and results, a number and a flag among them."""
+
+    def forward(self, tensors: dict[str, Tensor], factor: float, flag: bool) -> dict[str, Any]:
+        x, y = tensors["x"], tensors["y"]
+        return {"both": (x + y * factor, [x.shape[0], flag]), "bytes": (x > 0).to(torch.uint8) + 250}
+
+
+def test_arguments_and_results_are_nested_as_they_were():
+    tensors = {"x": normal(3, 4), "y": normal(4)}
+    compiled = attnc.compile(Nested(), (tensors, 2.0, True))
+    result = compiled(tensors, 2.0, True)
+    torch.testing.assert_close(result["both"][0], tensors["x"] + tensors["y"] * 2)
+    assert result["both"][1] == [3, True]
+    assert torch.equal(result["bytes"], (tensors["x"] > 0).to(torch.uint8) + 250)
+    with pytest.raises(ArgumentsError, match="exported for True"):
+        compiled(tensors, 2.0, False)
+    with pytest.raises(ArgumentsError, match="nested otherwise"):
+        compiled(tensors["x"], 2.0, True)
+
+
+@pytest.mark.parametrize("lse", [False, True])
+def test_flex_attention(lse: bool):
+    model, inputs = Flex(lse=lse), heads(kv_heads=2)
+    result, expected = attnc.compile(model, inputs)(*inputs), model(*inputs)
+    torch.testing.assert_close(result, expected, atol=2e-5, rtol=0)
+
+
+def test_text_of_torch_mlir():
+    model = Raw()
+    inputs = (normal(2, 9, 32), normal(2, 2, 10, 8), normal(2, 2, 10, 8))
+    compiled = attnc.compile(raw_text(model, inputs))
+    assert compiled.kernels.count("attention") == 1
+    for result, expected in zip(compiled(*inputs), model(*inputs), strict=True):
+        torch.testing.assert_close(result, expected, atol=2e-5, rtol=0)
+
+
+def test_the_command_line_reads_pt2(tmp_path: Path):
+    path = tmp_path / "block.pt2"
+    torch.export.save(torch.export.export(Block().eval(), block_inputs(7)), path)
+    done = CliRunner().invoke(compile_command, [str(path)])
+    assert done.exit_code == 0, done.output
+    assert "func.func @forward" in done.output
+
+
+@pytest.mark.parametrize(
+    "model, inputs, message",
+    [
+        (nn.Linear(4, 4), (normal(3, 4),), "matri"),
+        (Function(lambda x: x.sort().values), (normal(3),), "aten.sort"),
+        (Function(lambda x: x.add_(1)), (normal(3),), "writes to"),
+    ],
+)
+def test_what_is_refused(model: nn.Module, inputs: Any, message: str):
+    with pytest.raises((AttncError, LoweringError), match=message) as caught:
+        attnc.compile(model, inputs)
+    assert caught.value.remedy
+
+
+def test_a_module_needs_inputs():
+    with pytest.raises(ArgumentsError, match="example inputs"):
+        attnc.compile(nn.Linear(4, 4))
