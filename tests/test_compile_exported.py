@@ -35,7 +35,7 @@ class Block(nn.Module):
         query, key, value = packed.split([64, 16, 16], -1)
         query = query.view(batch, length, 8, 8).transpose(1, 2)
         key, value = (x.view(batch, length, 2, 8).transpose(1, 2) for x in (key, value))
-        cos = self.cos[:length]
+        cos = self.cos[:length]  # type: ignore[index]
         query, key = (x * cos + torch.cat([-x[..., 4:], x[..., :4]], -1) for x in (query, key))
         out = scaled_dot_product_attention(query, key, value, mask, enable_gqa=True)
         return out.transpose(1, 2).reshape(batch, length, -1) * torch.sigmoid(self.gate)

@@ -188,7 +188,7 @@ class Raw(nn.Module):
             create_block_mask(causal, None, None, length, key.shape[2], device="cpu", BLOCK_SIZE=4) if self.masked else None
         )
         out, lse = flex_attention(query, key, value, score, blocks, enable_gqa=True, return_lse=True)
-        return out.transpose(1, 2).reshape(batch, length, -1) * self.weight, lse
+        return out.transpose(1, 2).reshape(batch, length, -1) * self.weight, lse  # type: ignore[operator]
 
 
 def raw_text(model: nn.Module, inputs: tuple[Any, ...], dynamic_shapes: Any = None) -> str:
