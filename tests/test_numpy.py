@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import random
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -164,3 +168,57 @@ def test_other_scales_are_refused():
     for scale in (np.ones(3), "1", 1j):
         with pytest.raises(DtypeError, match="scale is"):
             attnc.numpy.attention(query, query, query, scale=scale)
+
+
+# -- memory -----------------------------------------------------------------------------------------------------------------
+
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+
+def guarded(array: np.ndarray, generator: random.Random) -> np.ndarray:
+    """A copy turned round, stretched and permuted as by chance, against a page that may not be touched."""
+    order = generator.sample(range(array.ndim), array.ndim) if generator.random() < 0.6 else list(range(array.ndim))
+    steps = [generator.choice([1, 1, -1, 2, -2, -3]) for _ in order]
+    sizes = [(array.shape[dim] - 1) * abs(step) + 1 for dim, step in zip(order, steps, strict=True)]
+    size = int(np.prod(sizes)) * array.itemsize
+    body = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+    memory = mmap.mmap(-1, body + 2 * mmap.PAGESIZE)
+    first = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    offset = mmap.PAGESIZE + (body - size if generator.random() < 0.6 else 0)
+    flat = np.frombuffer(memory, np.uint8, count=size, offset=offset)
+    flat[:] = 0x7F  # what lies between the elements is garbage
+    stretched = flat.view(array.dtype).reshape(sizes)[tuple(slice(None, None, step) for step in steps)]
+    result = stretched.transpose([order.index(dim) for dim in range(array.ndim)])
+    result[...] = array
+    for address in (first, first + mmap.PAGESIZE + body):
+        assert libc.mprotect(address, mmap.PAGESIZE, 0) == 0
+    return result
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_nothing_outside_is_touched(seed):
+    r = random.Random(seed)
+    dtype = np.dtype((np.float32, np.float16, ml_dtypes.bfloat16, np.float64)[seed % 4])
+    batch, kv_heads, group = r.choice([1, 2]), r.choice([1, 2]), r.choice([1, 1, 3])
+    head_dim, value_dim = r.choice([1, 3, 8, 17, 64]), r.choice([1, 13, 33, 64])
+    queries, keys = r.choice([1, 2, 7, 17, 65, 129]), r.choice([1, 3, 15, 17, 65, 257])
+    query = normal(batch, kv_heads * group, queries, head_dim).astype(dtype)
+    key, value = (normal(batch, kv_heads, keys, width).astype(dtype) for width in (head_dim, value_dim))
+    bias, relative = normal(queries, keys), normal(queries + keys)
+    table = RNG.integers(0, keys, keys)
+
+    def run(make):
+        inputs, (by_both, by_distance, jumps) = map(make, (query, key, value)), map(make, (bias, relative, table))
+        score_mods = [
+            lambda s, b, h, q, k: s + by_both[q, k],
+            lambda s, b, h, q, k: s + by_distance[q - k],
+            lambda s, b, h, q, k: s + by_both[q, jumps[k]] + by_distance[-k - 1],
+        ]
+        mask_mods = [None, lambda b, h, q, k: (jumps[k] > 2) | (k == q), lambda b, h, q, k: q >= k]
+        return attnc.numpy.attention(*inputs, score_mods[seed % 3], mask_mods[seed // 3 % 3], return_lse=True)
+
+    plain, apart = run(np.ascontiguousarray), run(lambda array: guarded(array, r))
+    for one, other in zip(plain, apart, strict=True):
+        atol = 64 * EPS[dtype.name]
+        np.testing.assert_allclose(one.astype(np.float64), other.astype(np.float64), rtol=0, atol=atol)

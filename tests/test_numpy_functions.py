@@ -22,6 +22,7 @@ bfloats = RNG.standard_normal(9).astype(ml_dtypes.bfloat16)
 bytes_ = RNG.integers(0, 255, 9).astype(np.uint8)
 
 SCORES = {
+    "long constants": lambda s, b, h, q, k: s + np.arange(1000)[q + k] + np.zeros((99, 99))[q, k] + np.arange(90, -10, -1)[q],
     "dtype=": lambda s,b,h,q,k: s+np.add(s,q,dtype=np.float32)+np.multiply(q,k,dtype=np.int64),
     "isclose": lambda s,b,h,q,k: s*np.isclose(q*0.1,k*0.1),
     "nan_to_num": lambda s,b,h,q,k: np.nan_to_num(s/(q-k)*0)+s,

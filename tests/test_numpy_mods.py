@@ -354,6 +354,7 @@ REFUSED: dict[str, tuple[Any, type[AttncError], str]] = {
     "np.random": (lambda s, b, h, q, k: s + np.random.rand(), RandomModError, "before the call"),  # noqa: NPY002
     "generator": (lambda s, b, h, q, k: s + generator.random(), RandomModError, "generator"),
     "cumsum": (lambda s, b, h, q, k: s + np.cumsum(table[:4])[h], UnsupportedOpError, "np.cumsum"),
+    "long constant": (lambda s, b, h, q, k: s + np.linspace(0, 1, 99)[q], UnsupportedModError, "capture it"),
     "method": (lambda s, b, h, q, k: s + table.cumsum()[h], UnsupportedModError, r"\.cumsum"),
     "accumulate": (lambda s, b, h, q, k: s + np.add.accumulate(table[:4])[h], UnsupportedOpError, "np.add.accumulate"),
     "out": (lambda s, b, h, q, k: np.add(s, 1, out=table[:1]), InPlaceModError, "out="),

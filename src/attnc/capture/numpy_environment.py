@@ -213,7 +213,7 @@ class Function:
                 return self._array(*args, **kwargs)
             return tracer.function(function, args, kwargs)
         result = function(*map(_plain, args), **{name: _plain(value) for name, value in kwargs.items()})
-        return tracer.constant(result) if isinstance(result, np.ndarray) else result
+        return tracer.constant(result) if type(result) is np.ndarray else result
 
     def _array(self, data: Any, dtype: Any = None, copy: Any = None, **kwargs: Any) -> Any:
         tracer = self._attnc_tracer

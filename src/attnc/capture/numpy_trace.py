@@ -44,7 +44,8 @@ from attnc.errors import ModSignatureError, UnsupportedModError
 
 LARGEST_ROW = 1 << 20
 """Rows longer than this are whole captured arrays rather than gathered rows."""
-LARGEST_CONSTANT = 4096
+LARGEST_CONSTANT = 64
+"""Elements of an array that is made in a mod, element by element."""
 HANDLERS = (numpy_functions, numpy_rows)
 """The modules whose import registers what becomes of NumPy's functions."""
 
@@ -230,11 +231,28 @@ class NumpyTracer(Recorder):
         return self.operand(self._scalars[key])
 
     def constant(self, value: Any) -> TracedArray:
-        """A NumPy scalar, or a small array of known data, as an operation without operands."""
+        """A NumPy scalar, or an array of known data, as an operation without operands."""
         array = np.asarray(value)
         name_of(array.dtype)
-        elements = ListOf(tuple(Literal.of(element) for element in _elements(array)))
-        return self._emit("attnc.literal", (elements,), array.dtype, array.shape)
+        elements = _elements(array)
+        if len(elements) > LARGEST_CONSTANT:
+            return self._regular(array, elements)
+        return self._emit("attnc.literal", (ListOf(tuple(map(Literal.of, elements))),), array.dtype, array.shape)
+
+    def _regular(self, array: np.ndarray, elements: list) -> TracedArray:
+        """A larger array of one value, or of ints at equal distances."""
+        first, step = elements[0], elements[1] - elements[0]
+        if not (array != array.flat[0]).any():
+            operands = [list(array.shape), first, array.dtype, None, None, None]
+            return self.emit("aten.full.default", operands, array.dtype, array.shape)
+        if array.ndim == 1 and array.dtype.kind in "iu" and elements == list(range(first, elements[-1] + step, step or 1)):
+            operands = [first, elements[-1] + step, step, array.dtype, None, None, None]
+            return self.emit("aten.arange.start_step", operands, array.dtype, array.shape)
+        raise refuse(
+            UnsupportedModError,
+            f"a mod makes a constant array of {array.size} elements",
+            "make it once, outside of the mod, and capture it",
+        )
 
     # -- writing down -------------------------------------------------------------------------------------------------
 

@@ -123,7 +123,10 @@ def _convert(r: ScalarBuilder, op: Operation, values: dict[SSAValue, Value]) -> 
             assert isinstance(op.result.type, VTensorType)
             if isinstance(op.value, DenseResourceAttr):
                 raise UnsupportedOpError("a mod cannot hold a constant tensor in a resource; capture it", **place_of(op))
-            value = literal(r, op.result.type, [cast(float, element) for element in op.value.get_values()])
+            try:
+                value = literal(r, op.result.type, [cast(float, element) for element in op.value.get_values()])
+            except Unsupported as reason:
+                raise UnsupportedOpError(f"a mod cannot use {reason}", **place_of(op)) from None
         case AtenOp():
             _convert_aten(r, op, values)
             return
