@@ -7,7 +7,6 @@ and if x is computed, element by element, from a sum of products of a query and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from xdsl.dialects.linalg import ops as linalg
@@ -15,6 +14,7 @@ from xdsl.dialects.tensor import ExtractOp
 from xdsl.ir import OpResult
 
 from attnc.analysis.axes import Atom, Axis, NoMatch, flat, flat_axes, fresh
+from attnc.analysis.comparison import Comparison
 from attnc.analysis.elements import CASTS, Apply, Element, Elements, Node, Outer, Position, Reduction, Splat, constant
 
 
@@ -32,28 +32,45 @@ class Attention:
     scores: Node
     product: Element
     factors: list[Node]  # scalars inside the product's own body
+    weight_factors: list[Node] = field(default_factory=list)  # what the weights are multiplied by after the softmax
+    dead: list[tuple[Node, bool]] = field(default_factory=list)  # weights that are 0 where this is true (or, True: is not)
+    rows: list[RowValue] = field(default_factory=list)
+
+
+@dataclass
+class RowValue:
+    """A tensor that holds something of each row: the scores' maximum, or the sum of exp(score - shift).
+
+    `shift` are the terms of the shift, `maxima` the elements in it that are the scores' maximum.
+    """
+
+    element: Element
+    kind: str
+    shift: list[Node] = field(default_factory=list)
     maxima: list[Element] = field(default_factory=list)
-    sums: list[tuple[Element, bool]] = field(default_factory=list)  # True: relative to the maximum; False: of exp(score) itself
 
 
-def find(result: OpResult) -> Attention | None:
-    """The attention that a tensor is, or None."""
+def find(result: OpResult) -> tuple[Search, Attention] | None:
+    """The attention that a tensor is, or None; and what looked for it, which knows more tensors of its rows."""
     op = result.owner
     if not isinstance(op, linalg.GenericOp):
         return None
+    search = Search(result)
     try:
-        return _Search(result).found()
+        attention = search.found()
     except NoMatch:
         return None
+    return None if attention is None else (search, attention)
 
 
-class _Search:
+class Search:
     def __init__(self, result: OpResult):
         self.elements = Elements()
         self.out = result
         shape = result.type.get_shape()  # pyright: ignore[reportAttributeAccessIssue]
         self.axes = tuple(fresh(size if size >= 0 else (result, dim)) for dim, size in enumerate(shape))
         self.keys: tuple[Axis, ...] = ()
+        self.zeroed: list[tuple[Node, bool]] = []
 
     def found(self) -> Attention | None:
         elements, root = self.elements, self.elements.at(self.out, self.axes)
@@ -79,22 +96,20 @@ class _Search:
     def weighted(self, weight: Element, value: Element, divisors: list[Node]) -> Attention | None:
         """The attention, if `weight` is a softmax over the keys, or becomes one by the divisors."""
         elements = self.elements
+        self.zeroed = []
         numerators, own = self.quotient(weight)
         divisors = [*divisors, *own]
-        numerators = [node for node in numerators if constant(node) != 1]
-        if len(numerators) != 1 or len(divisors) > 1:
+        exponentials = [node for node in numerators if isinstance(node, Apply) and node.op.name == "math.exp"]
+        if len(exponentials) != 1 or len(divisors) > 1:
             return None
-        exponential = numerators[0]
-        if not isinstance(exponential, Apply) or exponential.op.name != "math.exp":
-            return None
+        exponential = exponentials[0]
+        factors = [node for node in numerators if node is not exponential and constant(node) != 1]
         for scores, terms in self.shifts(exponential.operands[0]):
             maxima: list[Element] = []
             sums = list(divisors)
-            logarithms = 0
             for term in terms:
                 if isinstance(term, Apply) and term.op.name == "math.log":
                     sums.append(elements.bare(term.operands[0]))
-                    logarithms += 1
                 elif not self.is_shift(term, scores, maxima):
                     break
             else:
@@ -104,13 +119,108 @@ class _Search:
                 if not self.is_sum(sums[0], scores, shift):
                     continue
                 attention = self.scored(scores, value)
-                if attention is not None:
-                    attention.maxima = maxima
-                    plain = len(shift) == 1 and bool(maxima) and shift[0] is maxima[0]
-                    if plain or not shift:
-                        attention.sums = [(sums[0], plain)]
+                if attention is not None and self.explains_zeros(attention, sums[0]):
+                    attention.weight_factors = factors
+                    attention.rows = [RowValue(element, "max") for element in maxima]
+                    attention.rows.append(RowValue(sums[0], "sum", shift, maxima))
                     return attention
         return None
+
+    def explains_zeros(self, attention: Attention, total: Element) -> bool:
+        """Whether the weights that are set to 0 after the softmax are those of a row without keys, or of keys that the scores
+        mask as well, so that their sum does not count them: these are dead."""
+        for condition, negated in self.zeroed:
+            bare = self.elements.head(condition)
+            if isinstance(bare, Apply) and bare.op.name == "arith.cmpf" and not self.over_keys(bare):
+                leaves = self.leaves(bare)
+                if leaves == [total] and not negated and 0 in [constant(self.elements.head(x)) for x in bare.operands]:
+                    continue
+            if not self.is_masked(attention.scores, condition, negated):
+                return False
+            attention.dead.append((condition, negated))
+        return True
+
+    def is_masked(self, scores: Node, condition: Node, negated: bool) -> bool:
+        """Whether a select in the scores replaces, or lessens, by a number beyond all scores where the condition is true."""
+        condition, negated = self.without_not(condition, negated)
+        found = False
+        seen: set[int] = set()
+
+        def visit(node: Node) -> None:
+            nonlocal found
+            node = self.elements.head(node)
+            if found or id(node) in seen or not isinstance(node, Apply):
+                return
+            seen.add(id(node))
+            if node.op.name == "arith.select":
+                for branch, when_false in ((1, False), (2, True)):
+                    low = constant(self.elements.bare(node.operands[branch]))
+                    if isinstance(low, float) and low <= -1e4:
+                        other, flipped = self.without_not(node.operands[0], when_false)
+                        found = found or (flipped == negated and Comparison(self.elements, ()).same(condition, other))
+            for operand in node.operands:
+                visit(operand)
+
+        visit(scores)
+        return found
+
+    def without_not(self, node: Node, negated: bool) -> tuple[Node, bool]:
+        """A condition without negations around it."""
+        node = self.elements.head(node)
+        while isinstance(node, Apply):
+            if node.op.name == "arith.xori" and constant(self.elements.head(node.operands[1])) in (1, -1):
+                negated = not negated
+            elif node.op.name != "arith.select" or [constant(self.elements.head(x)) for x in node.operands[1:]] != [1, 0]:
+                break
+            node = self.elements.head(node.operands[0])
+        return node, negated
+
+    def row_value(self, attention: Attention, result: OpResult) -> RowValue | None:
+        """What a reducing generic knows of the attention's rows, if it reduces its scores, or weights, over the keys."""
+        elements = self.elements
+        shape = result.type.get_shape()  # pyright: ignore[reportAttributeAccessIssue]
+        axes = tuple(fresh(size if size >= 0 else (result, dim)) for dim, size in enumerate(shape))
+        reduction = elements.reduction(elements.at(result, axes))
+        if reduction is None:
+            return None
+        if reduction.kind == "max":
+            comparison = Comparison(elements, (*reduction.bound, *axes))
+            if _starts_low(elements, reduction) and comparison.same(attention.scores, reduction.body):
+                return self._bound_row(attention, comparison, reduction, result, axes, [], [])
+            return None
+        body = elements.bare(reduction.body)
+        if constant(elements.bare(reduction.init)) != 0 or not isinstance(body, Apply) or body.op.name != "math.exp":
+            return None
+        own, self.keys = self.keys, reduction.bound
+        try:
+            for scores, terms in self.shifts(body.operands[0]):
+                maxima: list[Element] = []
+                comparison = Comparison(elements, (*reduction.bound, *axes))
+                if all(self.is_shift(term, scores, maxima) for term in terms) and comparison.same(attention.scores, scores):
+                    return self._bound_row(attention, comparison, reduction, result, axes, terms, maxima)
+        finally:
+            self.keys = own
+        return None
+
+    def _bound_row(
+        self,
+        attention: Attention,
+        comparison: Comparison,
+        reduction: Reduction,
+        result: OpResult,
+        axes: tuple[Axis, ...],
+        shift: list[Node],
+        maxima: list[Element],
+    ) -> RowValue | None:
+        free = [atom for axis in axes for atom in flat(axis)]
+        keys = {atom for axis in reduction.bound for atom in flat(axis)}
+        if not all(atom in comparison.bindings for atom in (*free, *keys)):
+            return None
+        found = [atom for atom in keys for atom in flat(comparison.bindings[atom])]
+        if len(found) != len(set(found)) or set(found) != set(flat(attention.keys)):
+            return None
+        bound = [tuple(atom for part in flat(axis) for atom in comparison.bindings[part]) for axis in axes]
+        return RowValue(self.elements.at(result, bound), reduction.kind.replace("add", "sum"), shift, maxima)
 
     # -- parts of a softmax -----------------------------------------------------------------------------------------------
 
@@ -123,6 +233,11 @@ class _Search:
             if node.op.name == "arith.divf":
                 others = others[::-1]
             return above + others[0], below + others[1]
+        if isinstance(node, Apply) and node.op.name == "arith.select":
+            for branch, negated in ((1, False), (2, True)):
+                if constant(self.elements.bare(node.operands[branch])) == 0:
+                    self.zeroed.append((node.operands[0], negated))
+                    return self.quotient(node.operands[3 - branch])
         return [node], []
 
     def shifts(self, argument: Node) -> list[tuple[Node, list[Node]]]:
@@ -176,7 +291,7 @@ class _Search:
         for other_scores, terms in self.shifts_of_sum(body.operands[0], reduction):
             if len(terms) != len(shift):
                 continue
-            comparison = _Comparison(self.elements, reduction.bound)
+            comparison = Comparison(self.elements, reduction.bound)
             if comparison.same(scores, other_scores) and all(
                 any(comparison.same(own, term) for own in shift) for term in terms
             ):
@@ -192,7 +307,7 @@ class _Search:
             self.keys = own
 
     def same_over_keys(self, scores: Node, reduction: Reduction) -> bool:
-        comparison = _Comparison(self.elements, reduction.bound)
+        comparison = Comparison(self.elements, reduction.bound)
         return comparison.same(scores, reduction.body) and comparison.binds_all(self.keys)
 
     def over_keys(self, node: Node) -> bool:
@@ -293,60 +408,3 @@ def _starts_low(elements: Elements, reduction: Reduction) -> bool:
 
 def _dims(element: Element) -> set[Atom]:
     return {atom for axis in element.axes for atom in flat(axis)}
-
-
-class _Comparison:
-    """Compares expressions, float conversions aside; the axes `bound` of the second may stand for any of the first."""
-
-    def __init__(self, elements: Elements, bound: Iterable[Axis]):
-        self.elements = elements
-        self.bound = tuple(bound)
-        self.bindings: dict[Atom, Axis] = {}
-        self.known: set[tuple[int, int]] = set()
-
-    def same(self, first: Node, second: Node) -> bool:
-        first, second = self.elements.bare(first), self.elements.bare(second)
-        pair = (id(first), id(second))
-        if pair in self.known:
-            return True
-        if not self._same(first, second):
-            return False
-        self.known.add(pair)
-        return True
-
-    def _same(self, first: Node, second: Node) -> bool:
-        if isinstance(first, Element) and isinstance(second, Element):
-            return first.value is second.value and all(map(self.same_axis, first.axes, second.axes))
-        if isinstance(first, Apply) and isinstance(second, Apply):
-            a, b = first.op, second.op
-            if a is not b and (a.name != b.name or a.properties != b.properties or first.type != second.type):
-                return False
-            if isinstance(a, ExtractOp) and isinstance(b, ExtractOp) and a.tensor is not b.tensor:
-                return False
-            return len(first.operands) == len(second.operands) and all(map(self.same, first.operands, second.operands))
-        if isinstance(first, Position) and isinstance(second, Position):
-            return self.same_axis(first.axis, second.axis)
-        if isinstance(first, Splat) and isinstance(second, Splat):
-            return first.attribute == second.attribute
-        if isinstance(first, Outer) and isinstance(second, Outer) and first.value is second.value:
-            return True
-        return constant(first) is not None and constant(first) == constant(second)
-
-    def same_axis(self, first: Axis, second: Axis) -> bool:
-        first, second = flat(first), flat(second)
-        free = {atom for axis in self.bound for atom in flat(axis)}
-        if len(second) == 1 and second[0] in free and second[0] not in self.bindings:
-            self.bindings[second[0]] = first
-            return True
-        if len(first) == len(second) > 1:
-            return all(self.same_axis((a,), (b,)) for a, b in zip(first, second, strict=True))
-        return flat(atom for b in second for atom in self.bindings.get(b, (b,))) == first
-
-    def binds_all(self, keys: Iterable[Axis]) -> bool:
-        """Whether the bound axes stand for exactly these."""
-        free = [atom for axis in self.bound for atom in flat(axis)]
-        if not all(atom in self.bindings for atom in free):
-            return False
-        bound = [atom for atom in free for atom in flat(self.bindings[atom])]
-        wanted = {atom for axis in keys for atom in flat(axis)}
-        return len(bound) == len(set(bound)) and set(bound) == wanted

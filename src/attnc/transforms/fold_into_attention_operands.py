@@ -104,6 +104,22 @@ class Folding:
                 found = True
         return found
 
+    def drop_views(self) -> bool:
+        """Looks through views that undo one another, so that an operand is a tensor with a dim for each of its dims."""
+        found = False
+        for place, element in enumerate(self.operands):
+            while step_kind(element.value) == VIEW:
+                try:
+                    before = self.elements.peel_once(element)
+                except NoMatch:
+                    break
+                if before is None:
+                    break
+                element = before
+                if all(len(flat(axis)) == 1 for axis in element.axes):
+                    self.operands[place], found = element, True
+        return found
+
     def deepest(self, element: Element, kinds: Collection[str]) -> Element | None:
         """The element behind the last producer of one of the kinds; None if there is none."""
         found: Element | None = None

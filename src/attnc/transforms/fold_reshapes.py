@@ -31,5 +31,6 @@ def run(module: ModuleOp, target: Target) -> None:
 
 
 def fold(folding: Folding) -> bool:
-    """Looks through the operands' merging reshapes; whether there were any."""
-    return folding.peel({RESHAPE})
+    """Looks through the operands' merging reshapes, and through views that undo one another; whether there were any."""
+    found = [folding.peel({RESHAPE}), folding.drop_views()]
+    return any(found)

@@ -38,7 +38,7 @@ from xdsl.ir import Attribute, Block, Operation, OpResult, SSAValue
 
 from attnc.analysis.axes import Atom, Axis, NoMatch, flat
 from attnc.analysis.elements import CASTS, Apply, Element, Node, constant
-from attnc.analysis.softmax import Attention, find
+from attnc.analysis.softmax import Attention, RowValue, Search, find
 from attnc.dialects.building import Builder, erase_dead
 from attnc.dialects.linalg_ext import AttentionOp, OnlineAttentionOp
 from attnc.target import Target
@@ -48,8 +48,10 @@ from attnc.transforms.raise_attention_building import (
     build_attention,
     clear,
     converted_tensor,
+    elementwise_tensor,
     insert_before,
     row_tensor,
+    sort,
 )
 from attnc.transforms.raise_attention_region import RegionWriter, convert_float, is_scalar, nowhere
 
@@ -65,7 +67,7 @@ def run(module: ModuleOp, target: Target) -> None:
             for op in list(block.ops):
                 if op.parent is block and isinstance(op, linalg.GenericOp) and _may_be_last(op):
                     found = find(cast(OpResult, op.results[0]))
-                    if found is not None and _raise(found):
+                    if found is not None and _raise(*found):
                         erase_dead(block)
 
 
@@ -94,56 +96,71 @@ def _may_be_last(op: linalg.GenericOp) -> bool:
     return len(op.results) == 1 and any(inner.name in ("arith.mulf", "arith.divf") for inner in op.body.block.ops)
 
 
-def _raise(found: Attention) -> bool:
+def _raise(search: Search, found: Attention) -> bool:
     product, last = found.product.value.owner, found.out.owner
     assert isinstance(product, Operation)
-    rows = [*found.maxima, *(element for element, _ in found.sums)]
-    reductions = {element: cast(Operation, element.value.owner) for element in rows}
-    between = _dependents(product, {last, *reductions.values()})
     before = _computed_from(last)
-    if not between <= before:
+    rows = {cast(Operation, row.element.value.owner): row for row in found.rows}
+    for op in _dependents(product, {last, *rows}) - before:
+        if isinstance(op, linalg.GenericOp) and len(op.results) == 1:
+            try:
+                row = search.row_value(found, op.results[0])
+            except NoMatch:
+                continue
+            if row is not None:
+                rows[op] = row
+    between = _dependents(product, {last, *rows})
+    if not between <= before.union(*(_computed_from(op) for op in rows)):
         return False  # something between the products is used elsewhere, and would be computed anyway
-    asked = [element for element in rows if not _dependents(reductions[element], {last}) <= before]
+    asked = [row for op, row in rows.items() if op not in before or not _dependents(op, {last, *rows} - {op}) <= before]
     scratch = Block()
     try:
-        raising = _Raising(found, Builder(scratch), between | set(reductions.values()))
-        attention, domain, value = raising.write()
-        if "attnc.loc" in last.attributes:
-            attention.attributes["attnc.loc"] = last.attributes["attnc.loc"]
+        attention, domain, value = _Raising(found, Builder(scratch), between | set(rows)).write()
     except NoMatch:
         clear(scratch)
         return False
+    if "attnc.loc" in last.attributes:
+        attention.attributes["attnc.loc"] = last.attributes["attnc.loc"]
     values: dict[SSAValue, SSAValue] = {}
     if asked:
         online = convert(attention)
         if value is attention.result:
             value = next(use.operation for use in online.acc_result.uses).results[0]
-        values |= _row_values(found, online, domain, asked)
+        for row in asked:
+            values[row.element.value] = _row_tensor(search, row, online, domain)
     values[found.out] = value
     insert_before(scratch, last)
     for old, new in values.items():
         new.name_hint = old.name_hint
         old.replace_all_uses_with(new)
+    if asked:
+        assert last.parent is not None
+        sort(last.parent)
     return True
 
 
-def _row_values(found: Attention, online: OnlineAttentionOp, domain: Domain, asked: list[Element]) -> dict[SSAValue, SSAValue]:
-    """Where the scores' maximum or sum is asked for: what the running attention knows of them."""
-    values: dict[SSAValue, SSAValue] = {}
-    for element in asked:
-        type_ = cast(TensorType, element.value.type)
-        sums = [plain for other, plain in found.sums if other is element]
+def _row_tensor(search: Search, row: RowValue, online: OnlineAttentionOp, domain: Domain) -> SSAValue:
+    """The maximum of the scores, or the sum of exp(score - shift), from what the running attention has."""
+    type_ = cast(TensorType, row.element.value.type)
 
-        def compute(build: Builder, args: Sequence[SSAValue], sums: list[bool] = sums, type_: TensorType = type_) -> SSAValue:
-            value = args[0]
-            if sums and not sums[0]:  # of exp(score), and ours is relative to the maximum
-                value = build.binary("mulf", value, build.unary_math("exp", args[1]))
-            return convert_float(build, value, type_.element_type)
+    def compute(build: Builder, args: Sequence[SSAValue]) -> SSAValue:
+        value, top = args[0], args[-1]
+        if row.kind == "sum" and row.shift != row.maxima[:1]:
+            writer = RegionWriter(build, search.elements, nowhere, nowhere)
+            for element in row.maxima:
+                writer.known(element, top)
+            exponent = top
+            for term in row.shift:
+                exponent = build.binary("subf", exponent, writer.write(term))
+            value = build.binary("mulf", value, build.unary_math("exp", exponent))
+        return convert_float(build, value, type_.element_type)
 
-        source = online.sum_result if sums else online.max_result
-        sources = [(source, domain.rows)] + ([(online.max_result, domain.rows)] if sums and not sums[0] else [])
-        values[element.value] = row_tensor(domain, sources, element.axes, type_, compute)
-    return values
+    axes = [flat(axis) for axis in row.element.axes]
+    if row.kind == "max" and [atom for axis in axes for atom in axis] == domain.rows:
+        if type_.element_type == cast(TensorType, online.max_result.type).element_type:
+            return domain.result(online.max_result, axes, type_)
+    sources = [online.max_result] if row.kind == "max" else [online.sum_result, online.max_result]
+    return row_tensor(domain, [(source, domain.rows) for source in sources], row.element.axes, type_, compute)
 
 
 def _dependents(op: Operation, stops: set[Operation]) -> set[Operation]:
@@ -193,15 +210,17 @@ class _Raising:
         trial = Block(arg_types=[self.type])  # splits the atoms that have to be, before the domain is made of them
         writer = self.writer(Builder(trial), lambda _: trial.args[0], lambda _: trial.args[0])
         try:
-            writer.score(found.scores, score, trial.args[0])
+            writer.score(found.scores, score, trial.args[0], found.dead)
         finally:
             clear(trial)
         query, key, value = (self.widened(element) for element in (found.query, found.key, found.value))
+        if found.weight_factors:
+            value = self.multiplied(value)
         domain = Domain(self.build, query, key, value, found.axes)
         scale = self.scale(factors)
 
         def region(build: Builder, argument: SSAValue, position: Callable[[Atom], SSAValue]) -> SSAValue:
-            return self.writer(build, position, domain.size).score(found.scores, score, argument)
+            return self.writer(build, position, domain.size).score(found.scores, score, argument, found.dead)
 
         out_type = cast(TensorType, found.out.type)
         attention, out = build_attention(domain, (query.value, key.value, value.value), scale, out_type, region)
@@ -215,6 +234,23 @@ class _Raising:
         if cast(AnyFloat, element.type).bitwidth == widest.bitwidth:
             return element
         return converted_tensor(self.build, self.elements, element, widest)
+
+    def multiplied(self, element: Element) -> Element:
+        """The value times what the weights are multiplied by, in the layout of the tensor that it comes from."""
+        before: Element | None = element
+        while before is not None:
+            if all(len(flat(axis)) <= 1 for axis in before.axes):
+                element = before
+            before = self.elements.peel_once(before)
+
+        def compute(build: Builder, args: Sequence[SSAValue], read: Callable[[Element], SSAValue | None]) -> SSAValue:
+            writer = RegionWriter(build, self.elements, nowhere, nowhere, read=read)
+            value = convert_float(build, args[0], self.type)
+            for factor in self.found.weight_factors:
+                value = build.binary("mulf", value, convert_float(build, writer.write(factor), self.type))
+            return convert_float(build, value, element.type)
+
+        return elementwise_tensor(self.build, self.elements, element, compute)
 
     def writer(self, build: Builder, position: Callable[[Atom], SSAValue], size: Callable[[Atom], SSAValue]) -> RegionWriter:
         keys = set(flat(self.found.keys))

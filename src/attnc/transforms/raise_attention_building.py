@@ -269,20 +269,40 @@ def row_tensor(
 
 def converted_tensor(build: Builder, elements: Elements, element: Element, type_: Attribute) -> Element:
     """The element of the same tensor in a wider float type."""
+    return elementwise_tensor(build, elements, element, lambda body, args, _: body.cast("extf", args[0], type_), type_)
+
+
+def elementwise_tensor(
+    build: Builder,
+    elements: Elements,
+    element: Element,
+    compute: Callable[[Builder, Sequence[SSAValue], Callable[[Element], SSAValue | None]], SSAValue],
+    type_: Attribute | None = None,
+) -> Element:
+    """The element of a new tensor, in the layout of `element`'s: `compute(body, args, read)` of each of its elements, and of
+    other tensors over its dims, which `read` gives."""
     before = cast(TensorType, element.value.type)
-    sizes = [
-        build.add(tensor.DimOp(element.value, build.constant(dim)), "size")
-        for dim, size in enumerate(before.get_shape())
-        if size < 0
-    ]
-    init = build.add(tensor.EmptyOp(sizes, TensorType(type_, before.get_shape())))
-    block = Block(arg_types=[before.element_type, type_])
+    shape = before.get_shape()
+    sizes = [build.add(tensor.DimOp(element.value, build.constant(dim)), "size") for dim, size in enumerate(shape) if size < 0]
+    init = build.add(tensor.EmptyOp(sizes, TensorType(type_ or before.element_type, shape)))
+    block = Block(arg_types=[before.element_type, type_ or before.element_type])
+    inputs, maps = [element.value], [AffineMap.identity(len(shape))]
+    loops = {flat(axis)[0]: dim for dim, axis in enumerate(element.axes) if len(flat(axis)) == 1}
+
+    def read(other: Element) -> SSAValue | None:
+        axes = [flat(axis) for axis in other.axes]
+        if any(len(axis) > 1 or (axis and axis[0] not in loops) for axis in axes):
+            return None
+        results = tuple(AffineDimExpr(loops[axis[0]]) if axis else AffineConstantExpr(0) for axis in axes)
+        inputs.append(other.value)
+        maps.append(AffineMap(len(shape), 0, results))
+        return block.insert_arg(other.type, len(inputs) - 1)
+
     body = Builder(block)
-    body.insert(linalg.YieldOp(body.cast("extf", block.args[0], type_)))
-    rank = len(before.get_shape())
-    identity = AffineMapAttr(AffineMap.identity(rank))
-    kinds = [IteratorTypeAttr.parallel()] * rank
-    op = linalg.GenericOp([element.value], [init], Region(block), [identity, identity], kinds, [init.type])
+    body.insert(linalg.YieldOp(compute(body, [block.args[0]], read)))
+    kinds = [IteratorTypeAttr.parallel()] * len(shape)
+    attributes = [AffineMapAttr(map_) for map_ in (*maps, maps[0])]
+    op = linalg.GenericOp(inputs, [init], Region(block), attributes, kinds, [init.type])
     return elements.at(build.insert(op, element.value.name_hint).results[0], element.axes)
 
 
@@ -299,6 +319,28 @@ def insert_before(block: Block, anchor: Operation) -> None:
     for op in list(block.ops):
         op.detach()
         anchor.parent.insert_op_before(op, anchor)
+
+
+def sort(block: Block) -> None:
+    """Operations come after what they use, and else stay in their order."""
+    placed: set[Operation] = set()
+    order: list[Operation] = []
+
+    def place(op: Operation) -> None:
+        if op in placed:
+            return
+        placed.add(op)
+        for inner in op.walk():
+            for operand in inner.operands:
+                if isinstance(operand.owner, Operation) and operand.owner.parent is block:
+                    place(operand.owner)
+        order.append(op)
+
+    for op in list(block.ops):
+        place(op)
+    for op in order:
+        op.detach()
+    block.add_ops(order)
 
 
 def _atoms(axes: Sequence[Axis]) -> list[Atom]:

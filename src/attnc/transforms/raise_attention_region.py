@@ -12,7 +12,7 @@ A score that a select or an additive mask makes -inf is one that the region's la
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from typing import cast
 
@@ -51,7 +51,8 @@ class RegionWriter:
     """Writes nodes as operations of a block.
 
     `position(atom)` gives the `index` of an atom, `size(atom)` its extent; `depends(value)` says whether a tensor is computed
-    from the scores, `pairs(axes)` whether something over those axes is over rows and keys both.
+    from the scores, `pairs(axes)` whether something over those axes is over rows and keys both; `read(element)` may give the
+    value of an element that need not be extracted.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class RegionWriter:
         size: Callable[[Atom], SSAValue],
         depends: Callable[[SSAValue], bool] = lambda _: False,
         pairs: Callable[[Iterable[Axis]], bool] = lambda _: False,
+        read: Callable[[Element], SSAValue | None] = lambda _: None,
     ):
         self.build = build
         self.elements = elements
@@ -69,21 +71,28 @@ class RegionWriter:
         self.size = size
         self.depends = depends
         self.pairs = pairs
+        self.read = read
         self.argument: SSAValue | None = None
         self.written: dict[int, SSAValue] = {}
         self.kept: dict[int, tuple[Node, ...]] = {}  # keeps nodes alive while their ids are keys
         self.linear: dict[Axis, SSAValue] = {}
 
+    def known(self, node: Node, value: SSAValue) -> None:
+        """`node` is `value`."""
+        self.kept[id(node)] = (node,)
+        self.written[id(node)] = value
+
     # -- scores -----------------------------------------------------------------------------------------------------------
 
-    def score(self, node: Node, score: Node, argument: SSAValue) -> SSAValue:
-        """The score that enters the softmax: `node`, in which `score` is the block's argument."""
+    def score(self, node: Node, score: Node, argument: SSAValue, dead: Sequence[tuple[Node, bool]] = ()) -> SSAValue:
+        """The score that enters the softmax: `node`, in which `score` is the block's argument; -inf where one of `dead` is true
+        (or, with True beside it, is not)."""
         self.argument = argument
-        self.kept[id(score)] = (score,)
-        self.written[id(score)] = argument
+        self.known(score, argument)
         value, conditions = self._masked(node)
         if value.type != argument.type:
             value = convert_float(self.build, value, argument.type)
+        conditions += [self.condition(condition, not negated) for condition, negated in dead]
         return self._select(value, conditions)
 
     def _select(self, value: SSAValue, conditions: list[SSAValue]) -> SSAValue:
@@ -164,14 +173,12 @@ class RegionWriter:
     def condition(self, node: Node, negated: bool = False) -> SSAValue:
         """An i1, or its negation, which is moved inwards to comparisons."""
         head = self.elements.head(node) if self.may_expand(node) else node
+        if isinstance(head, Apply) and (chosen := self._chosen_truth(head)) is not None:
+            return self.condition(chosen[0], negated != chosen[1])
         if not negated:
             return self.write(head)
         if isinstance(head, Apply):
             name, operands = head.op.name, head.operands
-            if name == "arith.xori":
-                for place in (0, 1):
-                    if constant(self.elements.head(operands[1 - place])) in (1, -1):
-                        return self.condition(operands[place])
             if name in ("arith.andi", "arith.ori"):
                 left, right = (self.condition(operand, True) for operand in operands)
                 return self.build.binary("ori" if name == "arith.andi" else "andi", left, right)
@@ -183,6 +190,18 @@ class RegionWriter:
                 if predicate is not None:
                     return self.build.compare_floats(predicate, self.write(operands[0]), self.write(operands[1]))
         return self.build.binary("xori", self.write(head), self.build.constant(1, i1, "true"))
+
+    def _chosen_truth(self, node: Apply) -> tuple[Node, bool] | None:
+        """For select(c, true, false), and the other way round, c and whether it is negated; for xor with true likewise."""
+        if node.op.name == "arith.xori" and node.type == i1:
+            for place in (0, 1):
+                if constant(self.elements.head(node.operands[1 - place])) in (1, -1):
+                    return node.operands[place], True
+        if node.op.name == "arith.select" and node.type == i1:
+            yes, no = (constant(self.elements.head(operand)) for operand in node.operands[1:])
+            if yes is not None and no is not None and bool(yes) != bool(no):
+                return node.operands[0], not yes
+        return None
 
     # -- values -----------------------------------------------------------------------------------------------------------
 
@@ -217,6 +236,8 @@ class RegionWriter:
             op = tensor.ExtractOp(node.op.tensor, indices, node.type)
             op.attributes |= node.op.attributes
             return self._lift(self.build.add(op, node.op.result.name_hint))
+        if self._chosen_truth(node) is not None:
+            return self.condition(node)
         values = [self.write(operand) for operand in node.operands]
         value = self._apply(node, values)
         if node.type in HALVES and not self.on_scores(node):
@@ -265,6 +286,8 @@ class RegionWriter:
     def _read(self, node: Element) -> SSAValue:
         if self.depends(node.value):
             raise NoMatch("a tensor computed from the scores otherwise than elementwise")
+        if (value := self.read(node)) is not None:
+            return self._lift(value)
         indices = [self.linear_position(axis) for axis in node.axes]
         hint = node.value.name_hint
         value = self.build.add(tensor.ExtractOp(node.value, indices, node.type), f"{hint}_value" if hint else None)
