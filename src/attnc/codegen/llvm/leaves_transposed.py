@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import functools
 
-from attnc.codegen.llvm.leaves_dot import VARIANTS, Shape
+from attnc.codegen.llvm.leaves_dot import Shape
 from attnc.codegen.llvm.text import Function, Value, vector
 from attnc.target import Target
+
+HEIGHTS = {12: (12, 8, 4), 6: (6, 2)}
+"""For each height of the register tile: how many rows are done at once, of the tallest tiles that fit into what is left."""
 
 OPERANDS = [
     ("ptr", "lhs"),
@@ -31,12 +34,12 @@ def dot_transposed(element: str, target: Target) -> tuple[str, str]:
     """`void (ptr lhs, i64 lhs_stride, ptr rhs, i64 rhs_stride, ptr acc, i64 acc_stride, i64 depth, i64 rows, i64 panel_count)`
 
     acc[r, c] += Σ_{d < depth} lhs[d, r] · rhs[d, c] for r < rows, c < panel_count · NR. Strides are in elements; nothing needs
-    alignment. Whole register tiles may be read and written: `rows` rounded up to what `leaves_dot.VARIANTS` has for the rest.
+    alignment. No rows of `acc` are touched beyond `rows` rounded up to a multiple of the least of HEIGHTS.
     """
     shape = Shape(element, target)
     symbol = shape.symbol("dot_transposed")
     f = Function(symbol, OPERANDS)
-    variants = VARIANTS[shape.rows]
+    heights = HEIGHTS[shape.rows]
     head, entry = f.new_block("rows"), f.current_block
     f.branch(head)
     f.place(head)
@@ -44,9 +47,9 @@ def dot_transposed(element: str, target: Target) -> tuple[str, str]:
     f.lines.append("")
     row, incoming = "%row", [f"[ 0, %{entry} ]"]
     left = f.emit(f"sub i64 %rows, {row}")
-    for rows, above in variants:
+    for rows in heights:
         yes, no = f.new_block(f"take{rows}"), f.new_block("fewer")
-        f.branch_if(f.emit(f"icmp sgt i64 {left}, {above}"), yes, no)
+        f.branch_if(f.emit(f"icmp sge i64 {left}, {1 if rows == heights[-1] else rows}"), yes, no)
         f.place(yes)
         lhs = f.pointer("%lhs", row, element)
         acc = f.pointer("%acc", f.emit(f"mul i64 {row}, %acc_stride"), element)
@@ -58,7 +61,7 @@ def dot_transposed(element: str, target: Target) -> tuple[str, str]:
         f.branch(head)
         f.place(no)
     f.lines[place] = f"  {row} = phi i64 {', '.join(incoming)}"
-    blocks = [_block(shape, f"{symbol}.{rows}", rows) for rows, _ in variants]
+    blocks = [_block(shape, f"{symbol}.{rows}", rows) for rows in heights]
     return symbol, "\n".join([f.finish(), *blocks, shape.declarations])
 
 
