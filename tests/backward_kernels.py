@@ -77,9 +77,12 @@ def narrow(kernel: str, element: str) -> str:
 
 @dataclass(frozen=True)
 class Capture:
-    """A captured tensor with a gradient. `shape(batch, heads, queries, keys)`; `bias(table, h, q, k)`: what is added to scores, for
-    index tensors that broadcast; `index`: operations that give the indices of the gather from %hi, %qi, %ki, and their names;
-    `accumulate`: what adds %d_modified to the gradient."""
+    """A captured tensor with a gradient.
+
+    `shape(batch, heads, queries, keys)`; `bias(table, h, q, k)`: what is added to scores, for index tensors that broadcast;
+    `index`: operations that give the indices of the gather from %hi, %qi, %ki, and their names; `accumulate`: what adds
+    %d_modified to the gradient; `plus`: what is added to the gathered value.
+    """
 
     shape: Callable[[int, int, int, int], tuple[int, ...]]
     bias: Bias
@@ -87,6 +90,7 @@ class Capture:
     indices: str
     accumulate: tuple[str, ...]
     sum_type: str = "f64"
+    plus: str = "%zero"
 
 
 PAIRS = f"tensor<{ROWS}x{KEYS}xindex>"
@@ -170,6 +174,24 @@ CAPTURES = {
         "%qi",
         (ROW_SUM, f"tile.accumulate %d_row into %d_slopes[%q] owners [0, 1, 2] : {ROW}, SUM, [tensor<{ROWS}x1xindex>]"),
     ),
+    # Two sums into one buffer, that are not ordered alike.
+    "by query, and by key": Capture(
+        lambda b, h, q, k: (max(q, k),),
+        lambda t, h, q, k: t[q] * 0 + t[q].detach() + t[k],
+        ('%other = tile.gather %slopes[%ki] name "slopes" : memref<?xf32, strided<[1]>>',),
+        "%qi",
+        (
+            f"%less = tile.map (%d = %d_modified) -> tensor<{ROWS}x{KEYS}xf32> {{",
+            "  %x = arith.mulf %d, %zero : f32",
+            "  tile.yield %x : f32",
+            "}",
+            f"%d_row = tile.reduce add %less : tensor<{ROWS}x{KEYS}xf32>",
+            f"tile.accumulate %d_row into %d_slopes[%q] owners [0, 1, 2] : {ROW}, SUM, [tensor<{ROWS}x1xindex>]",
+            f"tile.accumulate %d_modified into %d_slopes[%k] owners [0, 1] : tensor<{ROWS}x{KEYS}xf32>, SUM, "
+            f"[tensor<1x{KEYS}xindex>]",
+        ),
+        plus="%other",
+    ),
     "scalar": Capture(
         lambda b, h, q, k: (),
         lambda t, h, q, k: t * (q + 1) / (k + 2),
@@ -224,7 +246,7 @@ def with_capture(name: str) -> str:
         if "tile.gather %slopes" in line:
             lines += [indent + op for op in capture.index]
             line = line.replace("%slopes[%hi]", f"%slopes[{capture.indices}]").replace(one, table)
-        line = line.replace("%bias = arith.mulf %slope, %distance_f", "%bias = arith.addf %slope, %zero")
+        line = line.replace("%bias = arith.mulf %slope, %distance_f", f"%bias = arith.addf %slope, {capture.plus}")
         if name == "scalar":
             line = line.replace("%bias = arith.addf %slope, %zero : f32", SCALAR_FACTOR)
         lines.append(line)

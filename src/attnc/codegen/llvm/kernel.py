@@ -18,7 +18,7 @@ from attnc.codegen.llvm import leaves
 from attnc.codegen.llvm.body import BodyEmitter
 from attnc.codegen.llvm.classify import emit_function
 from attnc.codegen.llvm.operations import RegionEmitter
-from attnc.codegen.llvm.shared_sums import SharedSums, lag_of, loop_of
+from attnc.codegen.llvm.shared_sums import SharedSums, accumulations, loop_of, ordered_rounds
 from attnc.codegen.llvm.staging import Staging
 from attnc.codegen.llvm.storage import element_of
 from attnc.codegen.llvm.text import Function
@@ -235,8 +235,9 @@ class KernelEmitter:
         round by round come first, so that such tasks are far apart."""
         owners = {
             owner.value.data
-            for op in self.grid.body.walk()
-            if isinstance(op, tile.AccumulateOp) and lag_of(op, loop_of(op)) is not None
+            for ops in accumulations(self.grid).values()
+            if ordered_rounds(ops)[0] is not None
+            for op in ops
             for owner in op.owners
         }
         first = [d for d in range(len(self.grid.bounds)) if d in owners]

@@ -211,15 +211,23 @@ def _right_hand(ops: Sequence[Operation], resolve: Resolve, users: Users, wanted
 
 
 def right_hand_sources(dot: tile.DotOp, resolve: Resolve) -> list[Operation]:
-    """The stage and the load that a product's right-hand side comes from."""
+    """The stage, the map that widens, and the load that a product's right-hand side comes from."""
     found: list[Operation] = []
     value = resolve(dot.rhs)
-    while isinstance(source := value.owner, tile.StageOp | tile.LoadOp):
+    while isinstance(source := value.owner, tile.StageOp | tile.LoadOp | tile.MapOp):
+        if isinstance(source, tile.MapOp) and not widens(source):
+            break
         found.append(source)
         if isinstance(source, tile.LoadOp):
             break
-        value = resolve(source.tile)
+        value = resolve(source.tile if isinstance(source, tile.StageOp) else source.inputs[0])
     return found
+
+
+def widens(op: tile.MapOp) -> bool:
+    """Whether a map only puts its one input's elements into a wider type."""
+    body = list(op.body.block.ops)
+    return len(op.inputs) == 1 and len(body) == 2 and body[0].name == "arith.extf" and body[1].operands[0].owner is body[0]
 
 
 def _has_other_use(value: SSAValue, resolve: Resolve, users: Users, wanted: set[SSAValue]) -> bool:

@@ -20,7 +20,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from xdsl.ir import Operation, SSAValue
+from xdsl.dialects.builtin import MemRefType
+from xdsl.ir import Attribute, Operation, SSAValue
 
 from attnc.codegen.llvm.access import LaneAccess
 from attnc.codegen.llvm.operations import RegionEmitter
@@ -39,12 +40,15 @@ PIECE = 4096
 """Elements that a task at the end adds up."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Site:
-    """One `tile.accumulate`. All texts are scalars at the kernel's depth, but for the last two, which are the task's."""
+    """One buffer that is summed into. All texts are scalars at the kernel's depth, but for the last three, which are the
+    task's."""
 
-    op: tile.AccumulateOp
-    loop: tile.ForOp | None
+    target: SSAValue
+    owners: list[int]
+    """The dimensions of the grid in which tasks that add to one element may differ, by any of the operations."""
+    loop: tile.ForOp | None = None
     """The loop whose rounds are ordered one by one; None where tasks are ordered as wholes."""
     lag: str = "0"
     """How many rounds further the task before must be."""
@@ -67,7 +71,8 @@ class SharedSums:
     kernel: KernelEmitter
     region: RegionEmitter
     shared: str = "null"
-    sites: dict[Operation, Site] = field(default_factory=dict)
+    sites: list[Site] = field(default_factory=list)
+    site_of: dict[Operation, Site] = field(default_factory=dict)
     first_time: str = "true"
     round: str = "0"
     """The present round of the loop at hand."""
@@ -77,60 +82,56 @@ class SharedSums:
         """Lay out shared memory; how many bytes, all of which must be zero. The same in `plan` and in `work`."""
         region, f = self.region, self.region.f
         offset = "64"
-        found = [op for op in self.kernel.grid.body.walk() if isinstance(op, tile.AccumulateOp)]
         with f.at_entry():
-            for op in found:
-                site = self.sites[op] = Site(op, None)
-                loop = loop_of(op)
-                lag = lag_of(op, loop)
-                if loop is not None and lag is not None and loop.lower in region.values and loop.upper in region.values:
+            for target, ops in accumulations(self.kernel.grid).items():
+                site = Site(target, sorted({owner.value.data for op in ops for owner in op.owners}))
+                self.sites.append(site)
+                self.site_of.update(dict.fromkeys(ops, site))
+                loop, lag = ordered_rounds(ops)
+                if loop is not None and loop.lower in region.values and loop.upper in region.values:
                     step = loop.step.value.data
                     site.loop = loop
                     site.rounds = f.ceil_div(f.sub(region.scalar(loop.upper), region.scalar(loop.lower)), step)
-                    if isinstance(lag, SSAValue):
+                    if lag is not None:
                         site.lag = f.ceil_div(f.sub(region.scalar(lag), 1), step)
                 for d in range(len(self.kernel.grid.bounds)):
-                    if d not in self._owners(op):
+                    if d not in site.owners:
                         site.classes = f.mul(site.classes, self.kernel.count(region, d))
-                if site.loop is None and self._owners(op):
+                if site.loop is None and site.owners:
                     self._choose_copies(site)
                     site.classes = f.mul(site.classes, site.copies)
                 site.flags = offset
                 flags = f.mul(site.classes, f.mul(f.add(site.rounds, 1), 4))
                 offset = f.round_up(f.add(offset, flags), 64)
-            for site in self.sites.values():
+            for site in self.sites:
                 if site.copies != "1":
                     site.data = offset
-                    bytes_ = f.mul(f.mul(site.copies, site.elements), storage_bytes(_element(site.op)))
+                    bytes_ = f.mul(f.mul(site.copies, site.elements), storage_bytes(_element(site.target)))
                     kept = f.emit(f"select i1 {f.emit(f'icmp sgt i64 {site.copies}, 1')}, i64 {bytes_}, i64 0")
                     offset = f.round_up(f.add(offset, kept), 64)
-        return offset if found else "0"
+        return offset if self.sites else "0"
 
     def _choose_copies(self, site: Site) -> None:
         region, f = self.region, self.region.f
         site.elements = "1"
-        for size in region.buffers[site.op.buffer].sizes:
+        for size in region.buffers[site.target].sizes:
             site.elements = f.mul(site.elements, size)
-        bytes_ = f.mul(region.intrinsic("smax", "i64", False, [site.elements, "1"]), storage_bytes(_element(site.op)))
+        bytes_ = f.mul(region.intrinsic("smax", "i64", False, [site.elements, "1"]), storage_bytes(_element(site.target)))
         fit = region.intrinsic("umin", "i64", False, [f.emit(f"udiv i64 {COPY_BUDGET}, {bytes_}"), str(COPIES)])
         # No more than there are tasks in a class.
         tasks = "1"
-        for d in self._owners(site.op):
+        for d in site.owners:
             tasks = f.mul(tasks, self.kernel.count(region, d))
         fit = region.intrinsic("umin", "i64", False, [fit, tasks])
         site.copies = region.intrinsic("umax", "i64", False, [fit, "1"])
         many = f.emit(f"icmp sgt i64 {site.copies}, 1")
         site.pieces = f.emit(f"select i1 {many}, i64 {f.ceil_div(site.elements, PIECE)}, i64 0")
 
-    @staticmethod
-    def _owners(op: tile.AccumulateOp) -> list[int]:
-        return [owner.value.data for owner in op.owners]
-
     def pieces(self) -> str:
         """How many tasks at the end add up copies."""
         total = "0"
         with self.region.f.at_entry():
-            for site in self.sites.values():
+            for site in self.sites:
                 total = self.region.f.add(total, site.pieces)
         return total
 
@@ -139,18 +140,17 @@ class SharedSums:
         """Which class a task is in, and its rank there; `places` are its grid coordinates in steps, `order` the dimensions from
         the one that changes least as tasks are taken."""
         f, region = self.region.f, self.region
-        for site in self.sites.values():
-            owners = self._owners(site.op)
+        for site in self.sites:
             group, rank, last = "0", "0", "0"
             for d in order:
-                if d in owners:
+                if d in site.owners:
                     rank = f.add(f.mul(rank, counts[d]), places[d])
                     last = f.add(f.mul(last, counts[d]), f.sub(counts[d], 1))
                 else:
                     group = f.add(f.mul(group, counts[d]), places[d])
             if self.kernel.grid.descending is not None:
                 rank = f.sub(last, rank)
-            site.buffer = region.buffers[site.op.buffer]
+            site.buffer = region.buffers[site.target]
             if site.copies != "1":
                 copy = f.emit(f"urem i64 {rank}, {site.copies}")
                 rank = f.emit(f"udiv i64 {rank}, {site.copies}")
@@ -162,7 +162,7 @@ class SharedSums:
 
     def _copy(self, site: Site, copy: str) -> Buffer:
         """A copy of the buffer, dense; the buffer itself if there is but one."""
-        f, buffer = self.region.f, self.region.buffers[site.op.buffer]
+        f, buffer = self.region.f, self.region.buffers[site.target]
         many = f.emit(f"icmp sgt i64 {site.copies}, 1")
         start = f.pointer(f.pointer(self.shared, site.data), f.mul(copy, site.elements), storage_type(buffer.element))
         pointer = f.emit(f"select i1 {many}, ptr {start}, ptr {buffer.pointer}")
@@ -175,7 +175,7 @@ class SharedSums:
 
     def access(self, op: tile.AccumulateOp, rows: Sequence[str | None], lanes: Mapping[int, SSAValue]) -> LaneAccess:
         """How the present row reaches its elements."""
-        f, buffer = self.region.f, self.sites[op].buffer
+        f, buffer = self.region.f, self.site_of[op].buffer
         assert buffer is not None
         if op.wrapped is not None:
             wrapped: list[str | None] = []
@@ -192,8 +192,8 @@ class SharedSums:
     # -- turns --------------------------------------------------------------------------------------------------------
     def wait(self, ops: Sequence[Operation]) -> None:
         """Before the sums among `ops` are added to: until it is this task's turn."""
-        sites = [self.sites[op] for op in ops if isinstance(op, tile.AccumulateOp)]
-        sites = [site for site in sites if self._owners(site.op)]
+        sites = [self.site_of[op] for op in ops if isinstance(op, tile.AccumulateOp)]
+        sites = [site for n, site in enumerate(sites) if site.owners and site not in sites[:n]]
 
         def all_of_them() -> None:
             for site in sites:
@@ -231,7 +231,7 @@ class SharedSums:
 
     def end_round(self, loop: tile.ForOp) -> None:
         """This task is through with a round of a loop, whether it had anything to add or not."""
-        sites = [site for site in self.sites.values() if site.loop is loop and self._owners(site.op)]
+        sites = [site for site in self.sites if site.loop is loop and site.owners]
 
         def all_of_them() -> None:
             for site in sites:
@@ -243,10 +243,10 @@ class SharedSums:
     def end_task(self) -> None:
         """This task is through with everything."""
         f = self.region.f
-        for site in self.sites.values():
-            if self._owners(site.op):
+        for site in self.sites:
+            if site.owners:
                 self._pass(site, site.rounds)
-        if any(site.copies != "1" for site in self.sites.values()):
+        if any(site.copies != "1" for site in self.sites):
             f.emit(f"atomicrmw add ptr {self.shared}, i32 1 release, align 4")
 
     # -- the tasks at the end ---------------------------------------------------------------------------------------------
@@ -254,7 +254,7 @@ class SharedSums:
         """Add up a piece of the copies, after all `tasks` are done. The pieces are those of all sites, one after the other."""
         f = self.region.f
         self._until(self.shared, f.emit(f"trunc i64 {tasks} to i32"))
-        for site in self.sites.values():
+        for site in self.sites:
             if site.copies == "1":
                 continue
             here = f.both(f.emit(f"icmp sge i64 {number}, 0"), f.emit(f"icmp slt i64 {number}, {site.pieces}"))
@@ -267,7 +267,7 @@ class SharedSums:
 
     def _merge_piece(self, site: Site, number: str) -> None:
         f, region = self.region.f, self.region
-        buffer = region.buffers[site.op.buffer]
+        buffer = region.buffers[site.target]
         stored = storage_type(buffer.element)
         start = f.mul(number, PIECE)
         end = region.intrinsic("umin", "i64", False, [f.add(start, PIECE), site.elements])
@@ -292,41 +292,59 @@ class SharedSums:
         f.loop(start, end, 1, element, hint="element")
 
 
-def _element(op: tile.AccumulateOp):
-    element = op.buffer.type.element_type  # type: ignore[attr-defined]
-    if element_type(element) not in ("float", "double"):
-        raise LoweringError(f"tile.accumulate: a sum is kept in f32 or f64, not {element}")
-    return element
+def _element(buffer: SSAValue) -> Attribute:
+    assert isinstance(buffer.type, MemRefType)
+    if element_type(buffer.type.element_type) not in ("float", "double"):
+        raise LoweringError(f"tile.accumulate: a sum is kept in f32 or f64, not {buffer.type.element_type}")
+    return buffer.type.element_type
+
+
+def accumulations(grid: tile.GridOp) -> dict[SSAValue, list[tile.AccumulateOp]]:
+    """The shared sums of a kernel, by the buffer."""
+    found: dict[SSAValue, list[tile.AccumulateOp]] = {}
+    for op in grid.body.walk():
+        if isinstance(op, tile.AccumulateOp):
+            found.setdefault(op.buffer, []).append(op)
+    return found
 
 
 def loop_of(op: Operation) -> tile.ForOp | None:
+    """The loop around an operation."""
     parent = op.parent_op()
     while parent is not None and not isinstance(parent, tile.ForOp):
         parent = parent.parent_op()
     return parent
 
 
-def lag_of(op: tile.AccumulateOp, loop: tile.ForOp | None) -> SSAValue | int | None:
-    """How far apart rounds of `loop` must be to add to different elements: 0 where an index says which row of the loop it is
-    (the position itself, or its quotient and remainder by one number); a number s where one is the position divided by s;
-    else None."""
-    if loop is None:
+def ordered_rounds(ops: Sequence[tile.AccumulateOp]) -> tuple[tile.ForOp | None, SSAValue | None]:
+    """The loop in whose rounds all of `ops`, sums into one buffer, add to different elements; and a number s, if rounds must
+    be about s rows apart for that. That is so where all have, in the same dimension of the buffer, the position of the row in
+    the loop, or its quotient by s; with the remainder in another dimension, no two rows share an element."""
+    loop = loop_of(ops[0])
+    if loop is None or any(loop_of(op) is not loop for op in ops):
+        return None, None
+    known = [{d: part for d, index in enumerate(op.indices) if (part := _part(index, loop)) is not None} for op in ops]
+    shared = {d: part for d, part in known[0].items() if all(other.get(d) == part for other in known)}
+    divisors = [divisor for kind, divisor in shared.values() if kind == "quotient"]
+    if any(kind == "position" for kind, _ in shared.values()):
+        return loop, None
+    for divisor in divisors:
+        return loop, None if ("remainder", divisor) in shared.values() else divisor
+    return None, None
+
+
+def _part(index: SSAValue, loop: tile.ForOp) -> tuple[str, SSAValue | None] | None:
+    """What an index says of the row's position in a loop: all of it, or its quotient or remainder by a number."""
+    if _counts_rows(index, loop):
+        return "position", None
+    source = index.owner
+    if not isinstance(source, tile.MapOp) or len(source.inputs) != 1 or not _counts_rows(source.inputs[0], loop):
         return None
-    quotients: list[SSAValue] = []
-    remainders: list[SSAValue] = []
-    for index in op.indices:
-        source = index.owner
-        if _counts_rows(index, loop):
-            return 0
-        if not isinstance(source, tile.MapOp) or len(source.inputs) != 1 or not _counts_rows(source.inputs[0], loop):
-            continue
-        inner = {operation.name: operation for operation in source.body.block.ops}
-        argument = source.body.block.args[0]
-        for name, found in (("arith.divui", quotients), ("arith.remui", remainders)):
-            if name in inner and inner[name].operands[0] is argument and set(inner) <= {name, "arith.addi", "tile.yield"}:
-                found.append(inner[name].operands[1])
-    for divisor in quotients:
-        return 0 if divisor in remainders else divisor
+    inner = {operation.name: operation for operation in source.body.block.ops}
+    argument = source.body.block.args[0]
+    for name, kind in (("arith.divui", "quotient"), ("arith.remui", "remainder")):
+        if name in inner and inner[name].operands[0] is argument and set(inner) <= {name, "arith.addi", "tile.yield"}:
+            return kind, inner[name].operands[1]
     return None
 
 

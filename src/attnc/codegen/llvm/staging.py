@@ -17,6 +17,7 @@ from xdsl.ir import SSAValue
 from attnc.analysis.machine import register_tile
 from attnc.codegen.llvm import leaves, leaves_pairs
 from attnc.codegen.llvm.operations import RegionEmitter
+from attnc.codegen.llvm.program import right_hand_sources
 from attnc.codegen.llvm.values import Buffer, element_type, storage_type
 from attnc.dialects import tile
 from attnc.errors import LoweringError
@@ -72,9 +73,10 @@ def right_operand(dot: tile.DotOp, resolve) -> tuple[Operand, SSAValue]:
     """What a product's right-hand side is made from, and the value that stands for it (its key)."""
     value = key = resolve(dot.rhs)
     lifetime = "none"
-    if isinstance(value.owner, tile.StageOp):
-        lifetime = value.owner.lifetime.data
-        value = resolve(value.owner.tile)
+    for source in right_hand_sources(dot, resolve):
+        if isinstance(source, tile.StageOp):
+            lifetime = source.lifetime.data
+        value = source.results[0]
     load = value.owner
     if not isinstance(load, tile.LoadOp):
         raise LoweringError("the right-hand operand of tile.dot must be a tile.load, staged or not")
