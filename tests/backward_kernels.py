@@ -177,15 +177,11 @@ CAPTURES = {
     # Two sums into one buffer, that are not ordered alike.
     "by query, and by key": Capture(
         lambda b, h, q, k: (max(q, k),),
-        lambda t, h, q, k: t[q] * 0 + t[q].detach() + t[k],
-        ('%other = tile.gather %slopes[%ki] name "slopes" : memref<?xf32, strided<[1]>>',),
+        lambda t, h, q, k: t[q] + t[k],
+        ('%other = tile.gather %slopes[%ki] proven name "slopes" : memref<?xf32, strided<[1]>>',),
         "%qi",
         (
-            f"%less = tile.map (%d = %d_modified) -> tensor<{ROWS}x{KEYS}xf32> {{",
-            "  %x = arith.mulf %d, %zero : f32",
-            "  tile.yield %x : f32",
-            "}",
-            f"%d_row = tile.reduce add %less : tensor<{ROWS}x{KEYS}xf32>",
+            ROW_SUM,
             f"tile.accumulate %d_row into %d_slopes[%q] owners [0, 1, 2] : {ROW}, SUM, [tensor<{ROWS}x1xindex>]",
             f"tile.accumulate %d_modified into %d_slopes[%k] owners [0, 1] : tensor<{ROWS}x{KEYS}xf32>, SUM, "
             f"[tensor<1x{KEYS}xindex>]",
