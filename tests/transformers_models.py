@@ -95,7 +95,9 @@ class Entry:
     peer: str = "sdpa"
     nested: dict[str, str] = field(default_factory=dict)
 
-    def make(self, implementation: str = "attnc", dtype: torch.dtype = torch.float32, **options: Any) -> Any:
+    def make(
+        self, implementation: str = "attnc", dtype: torch.dtype = torch.float32, experts: str = "eager", **options: Any
+    ) -> Any:
         """The model, its weights always the same."""
         options = {**self.options, **options}
         for name, config in self.nested.items():
@@ -105,7 +107,7 @@ class Entry:
         model = getattr(transformers, self.model)._from_config(
             config,
             attn_implementation=implementation,
-            experts_implementation="eager",  # takes f64 too
+            experts_implementation=experts,  # eager takes f64 too
         )
         generator = torch.Generator().manual_seed(11)
         with torch.no_grad():
