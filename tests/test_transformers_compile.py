@@ -70,7 +70,7 @@ def test_generate_with_a_static_cache(name: str):
     expected = model.generate(tokens(), **options)
     backend = Backend()
     config = CompileConfig(fullgraph=True, backend=backend, mode=None)  # type: ignore[arg-type]
-    config._compile_all_devices = True  # transformers compiles on other devices than CPUs by itself
+    config._compile_all_devices = True  # type: ignore[assignment] - transformers compiles on other devices than CPUs by itself
     actual = model.generate(tokens(), **options, compile_config=config)
     assert actual.equal(expected)
     assert backend.graphs == 1 and backend.attentions == 2

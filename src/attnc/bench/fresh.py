@@ -181,9 +181,9 @@ def extra_memory(peer: str, length: int) -> list[float]:
     short = [tensor[:, :, : min(512, length // 2)] for tensor in (query, key, value)]
     attention(*short)
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
-    before = _status("VmRSS")
+    before = status("VmRSS")
     out = attention(query, key, value)
-    return [max(0.0, float(_status("VmHWM") - before - out.numel() * out.element_size()))]
+    return [max(0.0, float(status("VmHWM") - before - out.numel() * out.element_size()))]
 
 
 def extra_training_memory(peer: str, length: int) -> list[float]:
@@ -205,12 +205,12 @@ def extra_training_memory(peer: str, length: int) -> list[float]:
 
     step(min(512, length // 2))
     Path("/proc/self/clear_refs").write_text("5")
-    before = _status("VmRSS")
+    before = status("VmRSS")
     _grads = step(length)
-    return [max(0.0, float(_status("VmHWM") - before))]
+    return [max(0.0, float(status("VmHWM") - before))]
 
 
-def _status(name: str) -> int:
+def status(name: str) -> int:
     """A figure of /proc/self/status in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name + ":"))

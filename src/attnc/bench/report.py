@@ -42,6 +42,8 @@ def _scale(value: float, unit: str) -> tuple[float, str]:
     """(factor, unit) that make `value` readable."""
     if unit == "B":
         return 1 / (1 << 20), "MiB"
+    if unit != "s":
+        return 1.0, unit
     return (1e6, "µs") if value < 1e-3 else (1e3, "ms") if value < 1 else (1.0, "s")
 
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from attnc.bench import fresh
+from attnc.bench import fresh, models
 from attnc.bench.driver import Peers
 from attnc.bench.fresh import Figure
 from attnc.bench.peers import FILES, load
@@ -99,7 +99,7 @@ def machine() -> dict[str, str]:
 def versions() -> dict[str, str]:
     """Versions of all that takes part; "not installed" where a peer is missing."""
     found = {"python": platform.python_version()}
-    packages = {"attnc", "llvmlite", "numpy", *(package for name in FILES for package in _packages(name))}
+    packages = {"attnc", "llvmlite", "numpy", "transformers", *(package for name in FILES for package in _packages(name))}
     for package in sorted(packages):
         try:
             found[package] = importlib.metadata.version(package)
@@ -149,6 +149,9 @@ def _run(session: Session, suites: Sequence[str], full: bool, quick: bool, only:
             continue
         if suite == "compile":
             figures = fresh.compile_time(options.threads, 1 if quick else 5, options.peers, report)
+        elif suite == "models":
+            chosen = {"full": full, "quick": quick, "only": only, "peers": options.peers}
+            figures = models.figures(options.threads, options.turns, options.budget, report, **chosen)
         else:
             length = 4096 if quick else fresh.MEMORY_LENGTH
             figures = fresh.peak_memory(options.threads, length, options.peers, report)

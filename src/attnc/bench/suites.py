@@ -197,7 +197,7 @@ def train() -> list[Row]:
 
 
 TIMED = {"prefill": prefill, "mods": mods, "masks": masks, "decode": decode, "small": small, "train": train}
-SUITES = (*TIMED, "compile", "memory")
+SUITES = (*TIMED, "models", "compile", "memory")
 
 
 def rows_of(suite: str, *, full: bool = False, quick: bool = False) -> list[Row]:

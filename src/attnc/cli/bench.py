@@ -12,7 +12,7 @@ import click
 
 from attnc.errors import TorchMissingError
 
-SUITES = ("prefill", "mods", "masks", "decode", "small", "train", "compile", "memory", "all")
+SUITES = ("prefill", "mods", "masks", "decode", "small", "train", "models", "compile", "memory", "all")
 
 
 @click.command()

@@ -31,6 +31,7 @@ TITLES = {
     "onnxruntime": "ONNX Runtime",
     "openvino": "OpenVINO",
     "iree": "IREE",
+    "eager": "eager",
 }
 
 
