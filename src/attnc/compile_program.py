@@ -116,6 +116,11 @@ class CompiledProgram:
         return tuple(kernel["kind"] for kernel in self._graph.kernels)
 
     @property
+    def temporary_bytes(self) -> int:
+        """Memory between kernels that the last layout planned needs, besides what kernels pack for themselves."""
+        return self._graph.temporary_bytes
+
+    @property
     def variants(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
         """(kernel, variant) of every kernel that was compiled or loaded so far."""
         return [(found.kernel, found.variant) for found in self._graph.variants]

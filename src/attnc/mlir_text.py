@@ -96,6 +96,11 @@ def verify_module(module: ModuleOp, text: str, filename: str, places: dict[Opera
         except Exception as error:  # verifiers may meet what they did not expect, too
             place = places.get(operation, 0)
             raise _error(f"'{operation.name}' does not verify: {_cause(error)}", text, filename, place) from error
+        if (problem := problem_of(operation)) is not None:
+            place = places.get(operation, 0)
+            raise _error(f"'{operation.name}' does not verify: {problem}", text, filename, place)
+
+    from attnc.dialects.linalg_checks import problem_of
 
     visit(module)
     try:

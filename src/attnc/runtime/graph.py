@@ -122,6 +122,11 @@ class GraphProgram:
                 found = self._plans[key] = Planner(self.program, layouts, self.find).plan()
         return found
 
+    @property
+    def temporary_bytes(self) -> int:
+        """Memory between kernels that the last layout planned needs."""
+        return list(self._plans.values())[-1].temporary_bytes if self._plans else 0
+
     # -- calls --------------------------------------------------------------------------------------------------------
 
     def __call__(self, *values: Any) -> Any:
