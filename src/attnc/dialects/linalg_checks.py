@@ -1,4 +1,4 @@
-"""What MLIR's verifiers of linalg and tensor ask for and xDSL's do not: asked of text that is read, so that a fault has its place."""
+"""What MLIR asks of linalg and tensor operations and xDSL does not: asked of text that is read, so that a fault has its place."""
 
 from __future__ import annotations
 
