@@ -1,4 +1,4 @@
-"""What MLIR asks of linalg and tensor operations and xDSL does not: asked of text that is read, so that a fault has its place."""
+"""What MLIR asks of linalg and tensor operations and xDSL does not: asked of text that is read, so faults have their place."""
 
 from __future__ import annotations
 
