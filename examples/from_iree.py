@@ -95,13 +95,9 @@ def main() -> None:
         out = program(query, key, value)
         end = time.perf_counter()
         error = np.abs(out - dense(query, key, value, scores)).max()
-        print(
-            f"{name:30} largest error {error:.1e}   compiled in {compiled - begin:5.2f} s, runs in {(end - again) * 1e3:5.1f} ms   "
-            f"kernels: {', '.join(program.kernels)}"
-        )
-    print(
-        "\nThe last program, as its function for the attention kernel and its host function, which only knows views and calls:\n"
-    )
+        took = f"compiled in {compiled - begin:5.2f} s, runs in {(end - again) * 1e3:5.1f} ms"
+        print(f"{name:30} largest error {error:.1e}   {took}   kernels: {', '.join(program.kernels)}")
+    print("\nThe last program: a function for the attention kernel, and a host function, which only knows views and calls:\n")
     from attnc import graph_pipeline
     from attnc.mlir_text import parse_module
     from attnc.target import Target
