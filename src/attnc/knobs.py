@@ -96,6 +96,9 @@ vector_bits: Knob[int | None] = Knob("ATTNC_VECTOR_BITS", _vector_bits, None, "1
 bf16_dot: Knob[bool | None] = Knob(
     "ATTNC_BF16_DOT", _switch, None, "on or off: bf16 dot products where the CPU has them; unset: by the target", True
 )
+amx: Knob[bool] = Knob(
+    "ATTNC_AMX", _switch, False, "on or off: AMX tiles for bf16 where CPU and kernel permit them; not yet run on hardware", True
+)
 dump_ir: Knob[Path | None] = Knob("ATTNC_DUMP_IR", _path, None, "directory that each stage's text is written to")
 
 KNOBS: tuple[Knob, ...] = (
@@ -109,6 +112,7 @@ KNOBS: tuple[Knob, ...] = (
     tile_chunk,
     vector_bits,
     bf16_dot,
+    amx,
     dump_ir,
 )
 

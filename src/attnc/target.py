@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import hashlib
 import os
+import platform
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from attnc import knobs
 from attnc.runtime import tuning_file
 from attnc.runtime.tuning_file import TunedTile
+
+ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA = 158, 0x1023, 18
+"""Numbers of Linux on x86-64: the system call, the request, and the state that is asked for."""
 
 
 @dataclass(frozen=True)
@@ -43,13 +50,13 @@ class Target:
     def host() -> Target:
         """The machine we run on, with the tile sizes stored for it; `ATTNC_VECTOR_BITS` may narrow or widen its vectors (LLVM
         legalises what the CPU lacks)."""
-        target = _host(os.environ.get("ATTNC_VECTOR_BITS", ""))
+        target = _host(os.environ.get("ATTNC_VECTOR_BITS", ""), knobs.amx())
         tuned = tuning_file.read(target.machine)
         return replace(target, tuned=tuned) if tuned else target
 
 
 @functools.cache
-def _host(vector_bits: str) -> Target:
+def _host(vector_bits: str, amx: bool) -> Target:
     import llvmlite.binding as llvm
 
     llvm.initialize_native_target()
@@ -74,7 +81,23 @@ def _host(vector_bits: str) -> Target:
     if vector_bits:
         wide = int(vector_bits)
         target = replace(target, vector_bits=wide, registers=32 if wide == 512 else 16)
-    return target
+    return with_permitted_tiles(target, amx)
+
+
+def with_permitted_tiles(target: Target, wanted: bool) -> Target:
+    """`target` without the features of AMX, unless they are `wanted` and the kernel permits them to this process."""
+    names = target.features.split(",")
+    if "+amx-tile" not in names or (wanted and _tiles_permitted()):
+        return target
+    return replace(target, features=",".join("-" + name[1:] if name.startswith("+amx") else name for name in names))
+
+
+def _tiles_permitted() -> bool:
+    """Ask Linux for AMX tiles, which every process has to do before it uses them: their state is large."""
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return False
+    libc = ctypes.CDLL(None, use_errno=True)
+    return libc.syscall(*(ctypes.c_long(word) for word in (ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA))) == 0
 
 
 def _cache_bytes(level: int, default: int) -> int:

@@ -29,6 +29,11 @@ def has_bf16_dot(target: Target) -> bool:
     return "+avx512bf16" in target.features.split(",") and target.vector_bits == 512
 
 
+def has_amx(target: Target) -> bool:
+    """Whether bf16 is multiplied in AMX tiles. `Target.host` says so only where that is wanted and permitted."""
+    return has_bf16_dot(target) and {"+amx-tile", "+amx-bf16"} <= set(target.features.split(","))
+
+
 def stored_tile(
     target: Target, head_dim: int, value_dim: int, element_bits: int, few_queries: bool = False
 ) -> TunedTile | None:

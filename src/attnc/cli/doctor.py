@@ -114,7 +114,7 @@ def cpu_name() -> str:
 
 def tile_model(target: Target) -> list[tuple[str, str]]:
     """What the model of the machine chooses for the usual head dims: (name, text)."""
-    from attnc.analysis.machine import few_query_tile_sizes, has_bf16_dot, register_tile, stored_tile, tile_sizes
+    from attnc.analysis.machine import few_query_tile_sizes, has_amx, has_bf16_dot, register_tile, stored_tile, tile_sizes
 
     lines = []
     for dtype, bits in (("f32, f16, bf16", 32), ("f64", 64)):
@@ -127,7 +127,8 @@ def tile_model(target: Target) -> list[tuple[str, str]]:
             few = " (tuned)" if stored_tile(target, dim, dim, bits, few_queries=True) else ""
             text = f"{rows} queries × {keys} keys{many}; few queries: {few_rows} × {few_keys} in chunks of {chunk} keys{few}"
             lines.append((f"   head dim {dim}", text))
-    lines.append(("bf16 products", "by the CPU's dot products" if has_bf16_dot(target) else "in f32"))
+    how = "in AMX tiles" if has_amx(target) else "by the CPU's dot products" if has_bf16_dot(target) else "in f32"
+    lines.append(("bf16 products", how))
     return lines
 
 

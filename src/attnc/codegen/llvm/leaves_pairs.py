@@ -8,6 +8,8 @@ and are summed there; only numbers below the normal range of f32 are flushed to 
 
 from __future__ import annotations
 
+from attnc.analysis.machine import has_amx
+from attnc.codegen.llvm.leaves_amx import dot_rows_amx
 from attnc.codegen.llvm.leaves_dot import OPERANDS, Shape, product_functions
 from attnc.codegen.llvm.leaves_pack import ARGUMENTS, TRANSPOSED
 from attnc.codegen.llvm.text import Function, Value
@@ -37,11 +39,14 @@ class PairShape(Shape):
 def symbols(target: Target) -> tuple[str, str]:
     """The names of `dot_rows` and `pack_rhs_transposed` for pairs."""
     shape = PairShape(target)
-    return shape.symbol("dot_rows"), shape.symbol(TRANSPOSED)
+    dot = dot_rows_amx(target)[0] if has_amx(target) else shape.symbol("dot_rows")
+    return dot, shape.symbol(TRANSPOSED)
 
 
 def dot_rows_pairs(target: Target) -> tuple[str, str]:
-    """`dot_rows` (see `leaves_dot`) of pairs: strides and depth count words of two bf16."""
+    """`dot_rows` (see `leaves_dot`) of pairs: strides and depth count words of two bf16. In AMX tiles where there are some."""
+    if has_amx(target):
+        return dot_rows_amx(target)
     shape = PairShape(target)
     symbol, product = shape.symbol("dot_rows"), shape.symbol("product")
     f = Function(symbol, [*OPERANDS, ("i64", "panel_count"), ("i64", "rows"), ("i64", "depth")])
