@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +116,29 @@ def test_the_command_line_reads_pt2(tmp_path: Path):
     done = CliRunner().invoke(compile_command, [str(path)])
     assert done.exit_code == 0, done.output
     assert "func.func @forward" in done.output
+
+
+EXPORTED_FIRST = """
+import torch
+import attnc
+from torch import nn
+
+
+class Attention(nn.Module):
+    def forward(self, q):
+        return attnc.flex_attention(q, q, q, lambda s, b, h, i, j: s + (j - i) * 0.5)
+
+
+q = torch.randn(1, 2, 5, 8)
+torch.export.export(Attention(), (q,))  # the first to import what attention needs
+distance = torch.arange(5) - torch.arange(5)[:, None]
+torch.testing.assert_close(Attention()(q), (q @ q.mT / 8**0.5 + distance * 0.5).softmax(-1) @ q)
+"""
+
+
+def test_an_eager_call_after_an_export():
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", EXPORTED_FIRST], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(

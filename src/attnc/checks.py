@@ -9,6 +9,7 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
+from attnc.capture.suspend import without_dispatch_modes
 from attnc.errors import (
     ArgumentsError,
     DeviceError,
@@ -36,7 +37,8 @@ def _plain_keys() -> frozenset[int]:
     """
     keys = set()
     for inference in (False, True):
-        with torch.inference_mode(inference):
+        # This module may first be imported while a mode, as that of torch.export, makes fake tensors.
+        with without_dispatch_modes(), torch.inference_mode(inference):
             keys.add(dispatch_keys(torch.empty(0, device="cpu")).raw_repr())
     return frozenset(keys)
 
