@@ -308,9 +308,3 @@ def test_masks_that_do_not_fit():
         attention_forward(CAUSAL, query, key, value, None, position_bias=torch.zeros(1, 3, 9, 13))  # type: ignore[arg-type]
     with pytest.raises(errors.UnsupportedModelError, match="block_indices"):
         attention_forward(nn.Identity(), query, key, value, None, block_indices=torch.zeros(1))
-
-
-def test_gradients_are_refused():
-    model = MODELS["llama"].make()
-    with pytest.raises(errors.GradientNotImplementedError):
-        model(tokens())

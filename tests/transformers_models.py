@@ -56,7 +56,7 @@ def tokens(length: int = LENGTH, seed: int = 0) -> Tensor:
 def padding(side: str, length: int = LENGTH) -> Tensor:
     """An attention mask [B, length] that leaves some places of the first sequence out."""
     mask = torch.ones(BATCH, length, dtype=torch.long)
-    mask[0, slice(0, 7) if side == "left" else slice(length - 5, length)] = 0
+    mask[0, {"none": slice(0), "left": slice(7), "right": slice(length - 5, length)}[side]] = 0
     return mask
 
 

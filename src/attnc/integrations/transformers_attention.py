@@ -23,7 +23,7 @@ from transformers.utils.output_capturing import _active_collector
 
 from attnc import flex
 from attnc.capture.block_mask import _TorchBlockMask
-from attnc.checks import is_watched, may_differentiate
+from attnc.checks import is_watched
 from attnc.errors import ArgumentsError, AttentionMaskError, AttentionWeightsError, DropoutError, UnsupportedModelError
 from attnc.integrations.transformers_masks import ModelMask
 from attnc.scaled_dot_product import CAUSAL, PLAIN, expanded_mask, record
@@ -78,7 +78,7 @@ def attention_forward(
     causal = attention_mask is None and query.shape[2] > 1
     if causal:
         causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
-    if is_watched() or (may_differentiate() and _wants_gradients(query, key, value, sink, position_bias, attention_mask)):
+    if is_watched():
         return _through_operator(query, key, value, attention_mask, causal, scaling, softcap, sink, position_bias), None
     call = flex.checked_call(query, key, value, None, None, scaling, True, sink is not None, None, None, None, out_by_rows=True)
     if call.has_values:
@@ -94,15 +94,12 @@ def attention_forward(
             block_mask, mask = _kinds(attention_mask)
             score_mod, mask_mod = _mods(query, key, mask, causal, softcap, position_bias)
             flex._capture(call, score_mod, block_mask, mask_mod)
-    out, lse, _max_scores = flex.run(call)
+    out, lse, _max_scores = flex.results(call)
     if sink is not None:
         assert lse is not None
-        out = out.mul_(torch.sigmoid(lse - sink).unsqueeze(-1))
+        share = torch.sigmoid(lse - sink).unsqueeze(-1)
+        out = out * share.to(out.dtype) if out.requires_grad or share.requires_grad else out.mul_(share)
     return out.transpose(1, 2), None
-
-
-def _wants_gradients(*tensors: Any) -> bool:
-    return any(isinstance(tensor, Tensor) and tensor.requires_grad for tensor in tensors)
 
 
 def _through_operator(
@@ -116,7 +113,7 @@ def _through_operator(
     sink: Tensor | None,
     position_bias: Tensor | None,
 ) -> Tensor:
-    """The same where something traces the call or wants its gradient: `attnc.flex_attention` knows what to do then."""
+    """The same where something traces or transforms the call: `attnc.flex_attention` knows what to do then."""
     block_mask, mask = _kinds(attention_mask)
     score_mod, mask_mod = _mods(query, key, mask, causal, softcap, position_bias)
     if type(block_mask) is ModelMask and block_mask.is_lazy:
