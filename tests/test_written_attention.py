@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
+from torch.export import Dim
 from torch.utils import _pytree as pytree
 from xdsl.dialects import linalg
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.linalg.attrs import IteratorType
 
+import attnc
 from attention_text import TARGET
 from attnc.analysis.elements import is_layout
+from attnc.capture.exported import Exported
 from attnc.transforms import fold_into_attention, generalize_linalg, raise_attention
 from torch_graphs import exported, interpreted, to_linalg
-from written_attention import FORMS, Form
+from written_attention import FORMS, OPEN_FORMS, Form
 
 
 def raised(module: ModuleOp) -> ModuleOp:
@@ -49,16 +53,60 @@ def error_of(found: Any, wanted: torch.Tensor) -> float:
     return float((torch.as_tensor(found).double() - wanted.double()).abs().max())
 
 
+def native(program: Exported, inputs: Sequence[Any]) -> list[Any]:
+    """The flat results of the compiled program."""
+    compiled = attnc.compile(str(program.module))
+    assert compiled.kernels.count("attention") == 1
+    results = compiled(*program.parameters.values(), *program.flatten(*inputs))
+    results = results if isinstance(results, tuple | list) else (results,)
+    return [results[value] if kind == "result" else value for kind, value in program.results]
+
+
+def assert_accurate(found: Any, eager: torch.Tensor, exact: torch.Tensor) -> None:
+    """As accurate as eager, but for a factor; `exact` is in f64."""
+    if error_of(eager, exact) > 1e-2 or not exact.isfinite().all():
+        exact = eager  # a mask of the least number is another number in f64
+    limit = 1.5 * error_of(eager, exact) + 4 * torch.finfo(eager.dtype).eps * max(1.0, float(exact.abs().max()))
+    assert error_of(found, exact) <= limit
+
+
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
 def test_it_ends_as_one_attention(form: Form):
     inputs = form.inputs()
     program = exported(form.function, inputs)
+    assert_one_attention(raised(to_linalg(str(program.module))), form.elementwise)
+    eager, exact = pytree.tree_leaves(form.function(*inputs)), in_double(form, inputs)
+    for result, wanted, reference in zip(native(program, inputs), eager, exact, strict=True):
+        assert_accurate(result, wanted, reference)
+
+
+BATCH, LENGTH = Dim("batch", min=2, max=64), Dim("length", min=2, max=4096)
+ROWS = {0: BATCH, 1: LENGTH}
+OPEN = {
+    "bert": (ROWS,) * 4,
+    "clip_of_any_size": (ROWS,) * 3,
+    "llama_of_any_size": ({0: BATCH, 2: LENGTH},) * 3,
+    "vit_of_any_size": (ROWS,),
+}
+
+
+@pytest.mark.parametrize("form", OPEN_FORMS, ids=lambda form: form.name)
+def test_open_sizes(form: Form):
+    """Batch and lengths known at the call: the same one attention for all of them."""
+    program = exported(form.function, form.inputs(), OPEN[form.name])
     module = raised(to_linalg(str(program.module)))
     assert_one_attention(module, form.elementwise)
-    eager = pytree.tree_leaves(form.function(*inputs))
-    exact = in_double(form, inputs)
-    for result, wanted, reference in zip(interpreted(program, module, inputs), eager, exact, strict=True):
-        if error_of(wanted, reference) > 1e-2 or not reference.isfinite().all():
-            reference = wanted  # its mask is another number in double precision
-        limit = 1.5 * error_of(wanted, reference) + 4 * torch.finfo(wanted.dtype).eps * max(1.0, float(reference.abs().max()))
-        assert error_of(result, reference) <= limit
+    compiled = attnc.compile(str(program.module))
+    for batch, length in ((2, 7), (3, 40)):
+        inputs = tuple(resized(x, batch, length, OPEN[form.name][place]) for place, x in enumerate(form.inputs()))
+        (found,) = interpreted(program, module, inputs)
+        wanted = form.function(*inputs)
+        exact = in_double(form, inputs)[0]
+        assert_accurate(found, wanted, exact)
+        assert_accurate(compiled(*program.parameters.values(), *inputs), wanted, exact)
+
+
+def resized(x: torch.Tensor, batch: int, length: int, dims: dict[int, Any]) -> torch.Tensor:
+    shape = [batch if dims.get(d) is BATCH else length if dims.get(d) is LENGTH else size for d, size in enumerate(x.shape)]
+    x = x.repeat([-(-new // old) for new, old in zip(shape, x.shape, strict=True)])
+    return x[tuple(slice(size) for size in shape)].clone()

@@ -85,7 +85,7 @@ def bert(q, k, v, mask):
     scores = torch.matmul(split(q), split(k).transpose(-1, -2)) / math.sqrt(E)
     probabilities = functional.softmax(scores + extended, dim=-1)
     context = torch.matmul(probabilities, split(v)).permute(0, 2, 1, 3).contiguous()
-    return context.view(B, S, D)
+    return context.view(q.shape)
 
 
 @form(lambda: (*projected(), padding(), torch.tensor([1.0, 0.0, 1.0, 1.0])), elementwise=1)
@@ -471,3 +471,44 @@ def blocks_of_keys(q, k, v):
     scores = torch.einsum("bqhe,btkhe->bhqtk", q, k) * E**-0.5
     weights = scores.flatten(-2).softmax(-1).view(B, H, S, 3, 5)
     return torch.einsum("bhqtk,btkhe->bqhe", weights, v)
+
+
+def clip_of_any_size(q, k, v):
+    batch, length, _ = q.shape
+
+    def shape(x):
+        return x.view(batch, length, H, E).transpose(1, 2).contiguous().view(batch * H, -1, E)
+
+    mask = torch.full((length, length), float("-inf")).triu(1)[None, None]
+    weights = torch.bmm(shape(q * E**-0.5), shape(k).transpose(1, 2))
+    weights = (weights.view(batch, H, length, length) + mask).view(batch * H, length, length)
+    out = torch.bmm(functional.softmax(weights, dim=-1), shape(v))
+    return out.view(batch, H, length, E).transpose(1, 2).reshape(batch, length, D)
+
+
+def llama_of_any_size(q, k, v):
+    batch, _, length, _ = q.shape
+
+    def repeat(x):
+        return x[:, :, None].expand(batch, 2, 2, length, E).reshape(batch, H, length, E)
+
+    mask = torch.full((length, length), torch.finfo(q.dtype).min).triu(1)[None, None]
+    weights = torch.matmul(q, repeat(k).transpose(2, 3)) * E**-0.5 + mask
+    weights = functional.softmax(weights, dim=-1, dtype=torch.float32).to(q.dtype)
+    return torch.matmul(weights, repeat(v)).transpose(1, 2).contiguous().reshape(batch, length, -1)
+
+
+def vit_of_any_size(packed):
+    batch, length, _ = packed.shape
+    q, k, v = packed.reshape(batch, length, 3, H, E).permute(2, 0, 3, 1, 4).unbind(0)
+    weights = ((q * E**-0.5) @ k.transpose(-2, -1)).softmax(dim=-1)
+    return (weights @ v).transpose(1, 2).reshape(batch, length, D)
+
+
+OPEN_FORMS = [
+    next(form for form in FORMS if form.name == "bert"),
+    Form("clip_of_any_size", clip_of_any_size, projected),
+    Form("llama_of_any_size", llama_of_any_size, lambda: (normal(B, H, S, E), *different(2, B, 2, S, E))),
+    Form("vit_of_any_size", vit_of_any_size, lambda: (normal(B, S, 3 * D),)),
+]
+"""Forms whose sizes may be open."""

@@ -129,7 +129,7 @@ class Domain:
         for axis, size in zip(axes, shape, strict=True):
             dims += self._dims(axis, size) if axis else []
         sizes = [dim for dim in dims if not isinstance(dim, int)]
-        type_ = TensorType(element, [dim if isinstance(dim, int) else -1 for dim in dims])
+        type_ = TensorType(element, [dim if isinstance(dim, int) else DYNAMIC_INDEX for dim in dims])
         return self.build.add(tensor.EmptyOp(sizes, type_), hint)
 
 
@@ -165,12 +165,10 @@ def expanded(build: Builder, value: SSAValue, dims: Sequence[Sequence[int | SSAV
     """`tensor.expand_shape` of each dim to the sizes listed for it."""
     type_ = cast(TensorType, value.type)
     sizes = [size for group in dims for size in group]
-    static = [size if isinstance(size, int) else -1 for size in sizes]
+    static = [size if isinstance(size, int) else DYNAMIC_INDEX for size in sizes]
     dynamic = [size for size in sizes if not isinstance(size, int)]
     result = TensorType(type_.element_type, static)
-    op = tensor.ExpandShapeOp(
-        value, dynamic, reassociation(map(len, dims)), [s if s >= 0 else DYNAMIC_INDEX for s in static], result
-    )
+    op = tensor.ExpandShapeOp(value, dynamic, reassociation(map(len, dims)), static, result)
     return build.add(op, value.name_hint)
 
 
@@ -180,7 +178,7 @@ def collapsed(build: Builder, value: SSAValue, lengths: Sequence[int]) -> SSAVal
     shape, start = [], 0
     for length in lengths:
         sizes = type_.get_shape()[start : start + length]
-        shape.append(prod(sizes) if all(size >= 0 for size in sizes) else -1)
+        shape.append(prod(sizes) if all(size >= 0 for size in sizes) else DYNAMIC_INDEX)
         start += length
     op = tensor.CollapseShapeOp.create(
         operands=[value],
