@@ -13,7 +13,8 @@ After:
     %lse_log2 = torch.aten.mul.Scalar %lse, %log2e
     %1 = torch.aten.mul.Scalar %lse_log2, %ln2
 
-Assertions about sizes and dtypes go; every other operation of the dialect is pure, so what nobody uses goes as well.
+Assertions about sizes and dtypes go; every other operation of the dialect is pure, so what nobody uses goes as well. A constant,
+a list or a size that is written down many times remains once.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from attnc.transforms.convert_torch_to_linalg_ext_mods import place_of
 
 NAME = "simplify-torch"
 
+_NUMBERS = ("torch.constant.", "torch.prim.ListConstruct")
 _ASSERTIONS = (
     "torch.aten._assert",
     "torch.aten.sym_constrain_range",
@@ -59,6 +61,7 @@ def run(module: ModuleOp, target: Target | None = None) -> None:
     for function in functions.values():
         for block in function.body.blocks:
             _spelt(block, functions)
+            _merge_numbers(block)
             _remove_dead(block)
     named = set(_references(module))
     for name, function in functions.items():
@@ -151,6 +154,20 @@ def _checked(op: Operation, name: str, fixed: int, functions: dict[str, func.Fun
             **place_of(op),
         )
     return name
+
+
+def _merge_numbers(block: Block) -> None:
+    """Constants, sizes, sums of them and lists are written once."""
+    known: dict[tuple, Operation] = {}
+    for op in list(block.ops):
+        if not (op.name.startswith(_NUMBERS) or (op.name.startswith("torch.aten.") and op.name.endswith(".int"))):
+            continue
+        if len(op.results) != 1 or isinstance(op.results[0].type, VTensorType):
+            continue
+        attributes = tuple(sorted((name, value) for name, value in op.attributes.items() if name != "attnc.loc"))
+        first = known.setdefault((op.name, tuple(op.operands), attributes, op.results[0].type), op)
+        if first is not op:
+            op.results[0].replace_all_uses_with(first.results[0])
 
 
 def _remove_dead(block: Block) -> None:
