@@ -13,8 +13,8 @@ After:
     %lse_log2 = torch.aten.mul.Scalar %lse, %log2e
     %1 = torch.aten.mul.Scalar %lse_log2, %ln2
 
-Assertions about sizes and dtypes go; every other operation of the dialect is pure, so what nobody uses goes as well. A constant,
-a list or a size that is written down many times remains once.
+Assertions about sizes and dtypes go; every other operation of the dialect is pure, so what nobody uses goes as well.
+A constant, a list or a size that is written down many times remains once.
 """
 
 from __future__ import annotations
