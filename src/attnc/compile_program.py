@@ -162,6 +162,16 @@ class CompiledProgram:
                 raise  # no call can be right
 
 
+def _plainness(exported: Exported) -> tuple[int | None, bool]:
+    """(how many tensors the program takes, if it takes nothing but tensors side by side; whether it returns one tensor)."""
+    from torch.utils import _pytree as pytree
+
+    count = len(exported.inputs)
+    plain = not exported.constants and exported.in_spec == pytree.tree_flatten(((0,) * count, {}))[1]
+    single = exported.out_spec == pytree.tree_flatten(0)[1] and exported.results == (("result", 0),)
+    return (count if plain else None), single
+
+
 def _from_text(text: str, filename: str, function: str | None) -> GraphProgram:
     def make() -> tuple[dict[str, Any], list[bytes]]:
         from attnc import graph_pipeline

@@ -33,7 +33,7 @@ from attnc.codegen.host_kernels import kernel_entry
 from attnc.dialects.resources import resources_of
 from attnc.errors import LoweringError
 
-SCALARS = {"f64", "f32", "i64", "i32", "index"}
+SCALARS = {"f64", "f32", "f16", "bf16", "index", "i64", "i32", "i16", "i8", "i1"}
 REMEDY = "attnc compiles attention with layout operations, elementwise operations and reductions around it"
 
 

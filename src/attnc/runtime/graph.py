@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,11 +30,14 @@ from attnc.errors import (
 )
 from attnc.runtime.abi import DTYPES, Argument
 from attnc.runtime.arena import scratch
-from attnc.runtime.arrays import describe, empty_like, scalar_word
-from attnc.runtime.graph_numbers import compute
+from attnc.runtime.arrays import describe, scalar_word
+from attnc.runtime.graph_numbers import compute, fitted
 from attnc.runtime.graph_plan import Compute, Launch, Plan, Planner, Read
 
 PLANS_KEPT = 256
+SCALAR_KINDS = {"f16": "f32", "bf16": "f32", "i16": "i64", "i8": "i64", "i1": "i64"}
+"""Scalar types that only the program knows: kernels get what it makes of them."""
+
 _READERS = {
     "f64": "d",
     "f32": "f",
@@ -94,6 +98,8 @@ class GraphProgram:
         self._variants: dict[str, Variant] = {}
         self._lock = threading.Lock()
         self._pointer = [argument.kind == "buffer" for argument in self.arguments]
+        self._seen: list[dict[Any, tuple[Any, Any]]] = [{} for _ in self.arguments]
+        self._kinds = [str(entry["kind"]) for entry in program["arguments"]]
         self._expected = [DTYPES.get(argument.dtype, "") for argument in self.arguments]
 
     # -- kernels ------------------------------------------------------------------------------------------------------
@@ -143,27 +149,39 @@ class GraphProgram:
         layouts: list[Any] = []
         addresses: list[int] = []
         numbers: dict[int, int | float] = {}
+        kept: list[Any] = []
         model = None
         for n, value in enumerate(values):
             if self._pointer[n]:
-                address, layout = self._tensor(n, value)
-                addresses.append(address)
+                is_torch = hasattr(value, "data_ptr")
+                layout = self._seen[n].get((value.dtype, value.shape, value.stride())) if is_torch else None
+                if layout is not None and value.is_cpu and not value.requires_grad:
+                    addresses.append(value.data_ptr())
+                else:
+                    value, address, layout = self._tensor(n, value)
+                    addresses.append(address)
+                    kept.append(value)
                 layouts.append(layout)
-                if model is None or hasattr(value, "data_ptr"):
+                if model is None or is_torch:
                     model = value
             else:
-                number = scalar_word(self.arguments[n], value)
+                number = fitted(scalar_word(self.arguments[n], value), self._kinds[n])
                 addresses.append(0)
                 numbers[n] = number
                 layouts.append(number if self._shaping[n] else None)
         plan = self.plan(layouts)
-        results = [self._empty(model, sizes, dtype) for sizes, dtype in plan.results]
-        places = [_address(result) for result in results]
+        if hasattr(model, "data_ptr"):
+            torch = sys.modules["torch"]
+            results = [torch.empty(sizes, dtype=getattr(torch, DTYPES[dtype])) for sizes, dtype in plan.results]
+            places = [result.data_ptr() for result in results]
+        else:
+            results = [_empty(model, sizes, dtype) for sizes, dtype in plan.results]
+            places = [result.__array_interface__["data"][0] for result in results]
         block = scratch.take(plan.temporary_bytes) if plan.temporary_bytes else None
         start = block.address if block is not None else 0
         bases = {"argument": addresses, "result": places, "constant": self._constants, "temporary": [start]}
         numbers.update(plan.known)
-        keep = (values, results, block, self._blobs)
+        keep = (values, kept, results, block, self._blobs)
         for action in plan.actions:
             if isinstance(action, Launch):
                 words = action.words.copy()
@@ -186,9 +204,11 @@ class GraphProgram:
                 results[n] = numbers[value]
         return results[0] if len(results) == 1 else tuple(results)
 
-    def _tensor(self, n: int, value: Any) -> tuple[int, tuple[Any, Any]]:
-        """Address and layout of a tensor argument, checked."""
+    def _tensor(self, n: int, value: Any) -> tuple[Any, int, tuple[Any, Any]]:
+        """A tensor argument, checked: itself (or a copy, where it runs backwards), its address and its layout."""
         argument = self.arguments[n]
+        if any(stride < 0 for stride in getattr(value, "strides", ())):
+            value = value.copy()
         address, dtype, sizes, strides = describe(value, argument)
         if dtype != self._expected[n]:
             raise DtypeError(f"{argument.describe()}: got {dtype}", remedy=f"convert it to {self._expected[n]}")
@@ -204,21 +224,12 @@ class GraphProgram:
                 raise GradientNotImplementedError(
                     f"{argument.describe()} requires grad, and a compiled program has no backward"
                 )
-        if any(stride < 0 for stride in strides):
-            raise ArgumentsError(f"{argument.describe()}: a stride is negative", remedy="pass a copy of the array")
-        return address, (sizes, strides)
-
-    def _empty(self, model: Any, sizes: tuple[int, ...], dtype: str) -> Any:
-        if model is None:
-            import numpy
-
-            return numpy.empty(sizes, numpy_dtype(dtype))
-        argument = Argument("out", "buffer", dtype=dtype, rank=len(sizes))
-        if dtype == "bf16" and not hasattr(model, "data_ptr"):
-            import numpy
-
-            return numpy.empty(sizes, model.dtype if model.dtype.name == "bfloat16" else numpy_dtype(dtype))
-        return empty_like(model, argument, sizes, None)
+        layout = (tuple(sizes), tuple(strides))
+        if hasattr(value, "data_ptr"):
+            if len(self._seen[n]) >= PLANS_KEPT:
+                self._seen[n].clear()
+            self._seen[n][value.dtype, value.shape, value.stride()] = layout
+        return value, address, layout
 
 
 _RANK = "pass a tensor of the rank that the program was written for"
@@ -240,13 +251,17 @@ def numpy_dtype(dtype: str) -> Any:
     return numpy.dtype(ml_dtypes.bfloat16)
 
 
-def _address(array: Any) -> int:
-    return array.data_ptr() if hasattr(array, "data_ptr") else array.__array_interface__["data"][0]
+def _empty(model: Any, sizes: tuple[int, ...], dtype: str) -> Any:
+    """A new numpy array, in `model`'s own kind of bfloat16 if it is that."""
+    import numpy
+
+    known = dtype == "bf16" and model is not None and model.dtype.name == "bfloat16"
+    return numpy.empty(sizes, model.dtype if known else numpy_dtype(dtype))
 
 
 def _argument(entry: dict[str, Any]) -> Argument:
     if entry["kind"] != "buffer":
-        return Argument("", str(entry["kind"]), str(entry["name"]))
+        return Argument("", SCALAR_KINDS.get(entry["kind"], entry["kind"]), str(entry["name"]))
     sizes = [int(size) for size in entry["sizes"]]
     text = "x".join("?" if size < 0 else str(size) for size in sizes)
     if entry["dtype"] not in DTYPES:

@@ -97,7 +97,7 @@ def compute(step: dict[str, Any], operands: Sequence[Any]) -> Any:
     """
     name = step["name"]
     if name == "arith.constant":
-        return _fitted(step["value"], step["type"])
+        return fitted(step["value"], step["type"])
     if name == "arith.cmpi":
         return _compare_integers(step, *operands)
     if name == "arith.cmpf":
@@ -111,7 +111,7 @@ def compute(step: dict[str, Any], operands: Sequence[Any]) -> Any:
         raise LoweringError(f"{name} on scalars outside of tensors is not compiled")
     if name in _UNSIGNED:
         operands = [value % (1 << _bits(type_)) for value, type_ in zip(operands, step["types"], strict=True)]
-    return _fitted(_OPERATIONS[name](*operands), step["type"])
+    return fitted(_OPERATIONS[name](*operands), step["type"])
 
 
 def known_operation(name: str) -> bool:
@@ -132,7 +132,7 @@ def _bits(type_: str) -> int:
     return 64 if type_ == "index" else int(type_.lstrip("siu"))
 
 
-def _fitted(value: Any, type_: str) -> Any:
+def fitted(value: Any, type_: str) -> Any:
     """`value` as the type holds it: wrapped, or rounded."""
     if type_ == "i1":
         return int(value) & 1
