@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -116,6 +118,13 @@ def test_the_command_line_reads_pt2(tmp_path: Path):
     done = CliRunner().invoke(compile_command, [str(path)])
     assert done.exit_code == 0, done.output
     assert "func.func @forward" in done.output
+
+
+def test_the_page_says_what_is_so(tmp_path: Path):
+    page = (Path(__file__).parent.parent / "docs" / "programs.md").read_text()
+    source = tmp_path / "programs.py"  # a file, so that errors can show its lines
+    source.write_text("\n".join(re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)))
+    runpy.run_path(str(source))
 
 
 EXPORTED_FIRST = """
