@@ -494,3 +494,36 @@ def test_under_torch_compile_the_graph_is_left():
 
     compiled = torch.compile(function, backend="eager")
     assert torch.equal(compiled(Q), function(Q))
+
+
+FIRST_USES = {
+    "torch.export": "torch.export.export(Module(), (q, q, q))",
+    "torch.compile": "torch.compile(Module(), backend='eager')(q, q, q)",
+    "vmap": "torch.func.vmap(Module())(q[None], q[None], q[None])",
+    "grad": "torch.func.grad(lambda q: Module()(q, q, q).sum())(q)",
+    "make_fx": "torch.fx.experimental.proxy_tensor.make_fx(Module(), tracing_mode='symbolic')(q, q, q)",
+    "default device": "with torch.device('meta'): Module()(q, q, q)",
+    "inference mode": "with torch.inference_mode(): Module()(q, q, q)",
+    "autocast": "with torch.autocast('cpu'): Module()(q, q, q)",
+}
+FIRST_USE = """
+import torch, torch.fx.experimental.proxy_tensor, attnc
+class Module(torch.nn.Module):
+    def forward(self, query, key, value):
+        return attnc.flex_attention(query, key, value, lambda s, b, h, q, k: s * 1.5)
+q = torch.randn(2, 2, 5, 8)
+{}
+expected = (q @ q.mT / 8**0.5 * 1.5).softmax(-1) @ q
+assert torch.allclose(Module()(q, q, q), expected, atol=1e-5)
+leaf = q.clone().requires_grad_()
+Module()(leaf, q, q).sum().backward()
+assert torch.isfinite(leaf.grad).all()
+assert torch.allclose(attnc.scaled_dot_product_attention(q, q, q), (q @ q.mT / 8**0.5).softmax(-1) @ q, atol=1e-5)
+"""
+
+
+@pytest.mark.parametrize("use", FIRST_USES)
+def test_where_attnc_is_first_used_does_not_matter(use: str):
+    source = FIRST_USE.format(FIRST_USES[use])
+    result = subprocess.run([sys.executable, "-W", "ignore", "-c", source], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr

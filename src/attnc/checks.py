@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -9,7 +10,6 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
-from attnc.capture.suspend import without_dispatch_modes
 from attnc.errors import (
     ArgumentsError,
     DeviceError,
@@ -34,12 +34,20 @@ def _plain_keys() -> frozenset[int]:
 
     Whatever else a tensor may be (meta, CUDA, sparse, nested, quantised, lazily negated, wrapped by vmap, fake, a subclass with
     its own dispatch) shows in its keys.
+
+    This module may be imported where torch traces or transforms (torch.export, vmap), and tensors made there are not plain:
+    these are made in a thread of their own, which no mode or transform of the importing one reaches.
     """
     keys = set()
-    for inference in (False, True):
-        # This module may first be imported while a mode, as that of torch.export, makes fake tensors.
-        with without_dispatch_modes(), torch.inference_mode(inference):
-            keys.add(dispatch_keys(torch.empty(0, device="cpu")).raw_repr())
+
+    def make() -> None:
+        for inference in (False, True):
+            with torch.inference_mode(inference):
+                keys.add(dispatch_keys(torch.empty(0, device="cpu")).raw_repr())
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    thread.join()
     return frozenset(keys)
 
 

@@ -195,8 +195,9 @@ def checked_call(
         call.differentiable = checks.wants_gradient((("query", query), ("key", key), ("value", value)))
     if isinstance(scale, Tensor) and scale.requires_grad and checks.wants_gradient([("scale", scale)]):
         call.differentiable, call.scale_tensor = True, scale
-    want_lse = bool(want_lse) or call.differentiable
-    call.layout, call.signature = _layout(query, key, value, bool(enable_gqa), want_lse, want_max, out_by_rows)
+    call.layout, call.signature = _layout(query, key, value, bool(enable_gqa), bool(want_lse), want_max, out_by_rows)
+    if call.differentiable:
+        make_differentiable(call)
     call.scale = checks.scale_value(scale, call.signature.head_dim)
     call.blocks = None
     if call.has_values:
@@ -217,14 +218,15 @@ def _capture(call: Call, score_mod: Any, block_mask: Any, mask_mod: Any, own_pla
 
 
 def make_differentiable(call: Call) -> None:
-    """Ask for the gradients of what the call captures, too."""
+    """Let the call give what its backward pass needs: an lse in f64."""
     call.differentiable = True
-    if not call.signature.return_lse:
-        block_size = call.signature.block_size
-        want_max = call.signature.return_max
-        call.layout, call.signature = _layout(call.query, call.key, call.value, True, True, want_max, call.out_by_rows)
-        if block_size is not None:
-            call.signature = _with_block_size(call.signature, block_size)
+    before = call.signature
+    if not before.wide_lse:
+        call.layout, call.signature = _layout(
+            call.query, call.key, call.value, True, True, before.return_max, call.out_by_rows, True
+        )
+        if before.block_size is not None:
+            call.signature = _with_block_size(call.signature, before.block_size)
 
 
 def _read_block_mask(call: Call, block_mask: Any, mask_mod: Any) -> Any:
@@ -252,12 +254,19 @@ programs.on_forget.append(_layouts.clear)
 
 
 def _layout(
-    query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool, want_lse: bool, want_max: bool, out_by_rows: bool = False
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    enable_gqa: bool,
+    want_lse: bool,
+    want_max: bool,
+    out_by_rows: bool = False,
+    wide_lse: bool = False,
 ) -> tuple[Layout, Signature]:
     """The layout and the signature (without a BlockMask) of these tensors' sizes and strides, remembered."""
     sizes = query.shape, key.shape, value.shape
     strides = query.stride(), key.stride(), value.stride()
-    known = sizes, strides, query.dtype, enable_gqa, want_lse, want_max, out_by_rows
+    known = sizes, strides, query.dtype, enable_gqa, want_lse, want_max, out_by_rows, wide_lse
     found = _layouts.get(known)
     if found is None:
         buffers = [(tuple(size), stride) for size, stride in zip(sizes, strides, strict=True)]
@@ -270,6 +279,7 @@ def _layout(
             return_lse=want_lse,
             return_max=want_max,
             few_queries=few_queries(sizes[0][0], sizes[0][1], sizes[1][1], sizes[0][2], sizes[1][2]),
+            wide_lse=wide_lse,
         )
         found = layout, signature
         if len(_layouts) >= _LAYOUTS_KEPT:

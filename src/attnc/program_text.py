@@ -40,8 +40,8 @@ class Program:
     """What a call computes, its tensors aside.
 
     `tensor_numbers` are the places of numbers that come as 0-d f64 tensors. `record`: both mods; `return_lse`, `return_max`:
-    which statistics are asked; `block_size`: (queries, keys) where a BlockMask's lists are passed, else None;
-    `mask_full_blocks`: whether the mask_mod applies in its full blocks, too.
+    which statistics are asked; `wide_lse`: lse is f64, for a backward pass; `block_size`: (queries, keys) where a BlockMask's
+    lists are passed, else None; `mask_full_blocks`: whether the mask_mod applies in its full blocks, too.
     """
 
     record: Record = NOTHING
@@ -50,6 +50,7 @@ class Program:
     block_size: tuple[int, int] | None = None
     mask_full_blocks: bool = False
     tensor_numbers: tuple[int, ...] = ()
+    wide_lse: bool = False
 
 
 def to_text(program: Program) -> str:
@@ -67,6 +68,8 @@ def to_text(program: Program) -> str:
         "mask_full_blocks": program.mask_full_blocks,
         "tensor_numbers": program.tensor_numbers,
     }
+    if program.wide_lse:
+        data["wide_lse"] = True
     return json.dumps(data, separators=(",", ":"))
 
 
@@ -92,6 +95,7 @@ def from_text(text: str) -> Program:
             None if block_size is None else (int(block_size[0]), int(block_size[1])),
             bool(data["mask_full_blocks"]),
             tuple(map(int, data["tensor_numbers"])),
+            bool(data.get("wide_lse", False)),
         )
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
         raise ProgramTextError(f"damaged program text: {error!r}") from error

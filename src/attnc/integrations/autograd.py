@@ -1,7 +1,7 @@
 """Gradients of attention: the `torch.autograd.Function` around a call, eager or in a graph.
 
     flex_attention(query, …)          a tensor of the call requires grad
-      Attention.apply                 forward: the call itself, with lse; backward: AttentionBackward
+      Attention.apply                 forward: the call itself, with lse in f64; backward: AttentionBackward
         AttentionBackward.apply       the backward kernel; to differentiate it again is a named error
 
 Two kinds of calls come here. An eager one (`Direct`) runs the kernels at once. One that something traces or transforms
@@ -11,6 +11,7 @@ batch, torch.func.grad and AOTAutograd differentiate through the same Function.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 from attnc.errors import GradientNotImplementedError
-from attnc.program_text import from_text, to_text
+from attnc.program_text import KEPT, Program, from_text, to_text
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,7 +233,8 @@ def refuse_second_derivative() -> NoReturn:
 
 def run(call: Any) -> tuple[Tensor, Tensor, Tensor]:
     """An eager call (`flex.Call`) whose results keep the graph: (out, lse, max_scores, the latter maybe without elements)."""
-    return Attention.apply(Direct(call), call.query, call.key, call.value, call.scale_tensor, *call.captures)
+    out, lse, max_scores = Attention.apply(Direct(call), call.query, call.key, call.value, call.scale_tensor, *call.captures)
+    return out, lse if call.query.dtype is torch.float64 else lse.float(), max_scores
 
 
 _SingleLevel = type(
@@ -269,14 +271,18 @@ def attention(
     function: Any = Attention,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`attnc::attention`, differentiable: the same arguments, the same results."""
-    text = with_lse(program)
-    call = Operator(len(captures), len(float_tensors or ()), ints, floats, text, scale)
+    read = from_text(program)
+    call = Operator(len(captures), len(float_tensors or ()), ints, floats, trained(read), scale)
     tensors = (*captures, *(float_tensors or ()), *block_lists)
     out, lse, max_scores = function.apply(call, query, key, value, scale_tensor, *tensors)
-    return out, lse if text == program else query.new_empty(0), max_scores
+    if not read.return_lse:
+        lse = query.new_empty(0)
+    elif query.dtype is not torch.float64:
+        lse = lse.float()
+    return out, lse, max_scores
 
 
-def with_lse(program: str) -> str:
-    """The program's text where lse is a result: the backward pass needs it."""
-    read = from_text(program)
-    return program if read.return_lse else to_text(replace(read, return_lse=True))
+@functools.lru_cache(maxsize=KEPT)
+def trained(program: Program) -> str:
+    """The text of a program whose lse is a result, in f64: the backward pass needs it so."""
+    return to_text(replace(program, return_lse=True, wide_lse=True))

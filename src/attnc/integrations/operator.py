@@ -91,7 +91,9 @@ def _call(
     call = flex.Call()
     call.has_values = True
     call.query, call.key, call.value = query, key, value
-    call.layout, call.signature = flex._layout(query, key, value, True, read.return_lse, read.return_max)
+    call.layout, call.signature = flex._layout(
+        query, key, value, True, read.return_lse, read.return_max, wide_lse=read.wide_lse
+    )
     call.scale = checks.scale_value(scale if scale_tensor is None else scale_tensor, call.signature.head_dim)
     call.record = check_operands(read.record, captures, element)
     call.captures = captures
@@ -230,10 +232,11 @@ def fake(query: Tensor, key: Tensor, value: Tensor, program: str) -> tuple[Tenso
     check_shapes(query.shape, key.shape, value.shape)
     shape = (*query.shape[:3], value.shape[3])
     statistics = torch.float64 if query.dtype is torch.float64 else torch.float32
+    empty = query.new_empty(0)
     return (
         query.new_empty_strided(shape, out_strides(shape, query.stride())),
-        query.new_empty(shape[:3], dtype=statistics) if read.return_lse else query.new_empty(0),
-        query.new_empty(shape[:3], dtype=statistics) if read.return_max else query.new_empty(0),
+        query.new_empty(shape[:3], dtype=torch.float64 if read.wide_lse else statistics) if read.return_lse else empty,
+        query.new_empty(shape[:3], dtype=statistics) if read.return_max else empty,
     )
 
 
