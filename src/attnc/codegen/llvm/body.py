@@ -30,7 +30,7 @@ from attnc.codegen.llvm.rows import RowEmitter
 from attnc.codegen.llvm.shared_sums import SharedSums
 from attnc.codegen.llvm.staging import Panels, Staging, right_operand
 from attnc.codegen.llvm.storage import Storage, element_of
-from attnc.codegen.llvm.trim import column_bounds, trimmed
+from attnc.codegen.llvm.trim import STRIP_PIECE, column_bounds, row_bounds, trimmed
 from attnc.codegen.llvm.values import BLOCK, Value, element_type, storage_bytes
 from attnc.dialects import tile
 from attnc.errors import LoweringError
@@ -304,19 +304,34 @@ class BodyEmitter:
             f.place(label)
             here = columns
             if bounds is not None and columns is not None and tile.PARTIAL in numbers and tile.FULL not in numbers:
-                here = replace(columns)
-                here.start, here.stop = self._trimmed(classes[0], bounds, columns.stop)
+                here = self._trimmed(classes[0], bounds, columns)
             self._run(program, set(), replaced, here)
             f.branch(end)
         f.place(end)
 
-    def _trimmed(self, op: tile.ClassifyOp, bounds: tuple[int, int], limit: str) -> tuple[str, str]:
-        position = self.region.scalar(op.arguments[bounds[0]])
+    def _trimmed(self, op: tile.ClassifyOp, bounds: tuple[int, int], columns: Columns) -> Columns:
+        """The columns that live for the task, and how those of a strip are found."""
+        f, position = self.f, self.region.scalar(op.arguments[bounds[0]])
+        first_row = self.kernel.grid.body.block.args[self.row_dim] if self.row_dim is not None else None
+        rows = None
+        if first_row is not None and self.space is self.task_space and self.task_rows > self.space.strip:
+            rows = row_bounds(op, first_row, self.task_rows)
 
-        def classify(first: str, last: str) -> str:
-            return self._classify(op, {bounds[0]: self.f.add(position, first), bounds[1]: self.f.add(position, last)})
+        def classify(first: str, last: str, more: Mapping[int, str]) -> str:
+            return self._classify(op, {bounds[0]: f.add(position, first), bounds[1]: f.add(position, last), **more})
 
-        return trimmed(self.f, limit, classify)
+        start, stop = trimmed(f, columns.start, columns.stop, lambda first, last: classify(first, last, {}))
+
+        def of_strip(first: str, count: str) -> tuple[str, str]:
+            assert rows is not None and first_row is not None
+            begin = f.add(self.region.scalar(first_row), first)
+            ends = [begin, f.sub(f.add(begin, count), 1)]
+            if rows[2] is not None:
+                ends = [f.emit(f"udiv i64 {end}, {self.region.scalar(rows[2])}") for end in ends]
+            more = dict(zip(rows[:2], ends, strict=True))
+            return trimmed(f, start, stop, lambda first, last: classify(first, last, more), STRIP_PIECE)
+
+        return replace(columns, start=start, stop=stop, of_strip=None if rows is None else of_strip)
 
     def _classify(self, op: tile.ClassifyOp, instead: Mapping[int, str] | None = None) -> str:
         """Call the classifier, with other values `instead` of some arguments; buffers go as pointer, sizes, strides."""
@@ -382,6 +397,8 @@ class BodyEmitter:
         def strip(start: str, _: list[str]) -> None:
             left = f.sub(self.row_count, start)
             count = self.region.intrinsic("umin", "i64", False, [left, str(self.space.strip)])
+            if columns is not None and columns.of_strip is not None and not program.sums:
+                columns.start, columns.stop = columns.of_strip(start, count)
             self.rows.strip(start, count)
 
         f.loop("0", self.row_count, self.space.strip, strip, hint="strip")

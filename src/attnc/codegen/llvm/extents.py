@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from xdsl.ir import SSAValue
@@ -12,12 +13,14 @@ from attnc.dialects import tile
 
 @dataclass
 class Columns:
-    """A block of `count` positions from `position` on, as columns of tiles, of which only [start, stop) (two i64) matter."""
+    """A block of `count` positions from `position` on, as columns of tiles, of which only [start, stop) (two i64) matter;
+    `of_strip(first row, rows)` writes down which of these matter to a strip."""
 
     position: SSAValue
     count: int
     start: str
     stop: str
+    of_strip: Callable[[str, str], tuple[str, str]] | None = None
 
 
 class Extents:
