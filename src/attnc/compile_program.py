@@ -99,6 +99,7 @@ class CompiledProgram:
         self._graph = graph
         self._exported = exported
         self._held = exported.held() if exported is not None else []
+        self._flat_inputs, self._one_result = _plainness(exported) if exported is not None else (None, False)
 
     @property
     def arguments(self) -> tuple[Argument, ...]:
@@ -135,8 +136,11 @@ class CompiledProgram:
             if keywords:
                 raise ArgumentsError(f"{self._graph.name} takes no arguments by name")
             return self._graph(*arguments)
-        inputs = self._exported.flatten(*arguments, **keywords)
+        plain = len(arguments) == self._flat_inputs and not keywords and all(hasattr(value, "dtype") for value in arguments)
+        inputs = list(arguments) if plain else self._exported.flatten(*arguments, **keywords)
         results = self._graph(*self._exported.held(inputs), *inputs)
+        if self._one_result:
+            return results
         return self._exported.unflatten(results if isinstance(results, tuple) else (results,))
 
     def prepare(self, example_inputs: Sequence[Any] | None = None) -> None:
