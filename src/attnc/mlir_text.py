@@ -23,7 +23,17 @@ def parse_module(text: str, filename: str = "<text>") -> ModuleOp:
     from attnc.dialects.resources import add_encoded
 
     class PlacingParser(Parser):
-        """Remembers where each operation begins."""
+        """Remembers where each operation begins; reads the results of a linalg.generic, where it has several, as they are
+        printed."""
+
+        def parse_comma_separated_list(self, delimiter, parse, context_msg=""):
+            several = delimiter is Parser.Delimiter.NONE and parse == self.parse_attribute and self._peek() == "("
+            if several:
+                return super().parse_comma_separated_list(Parser.Delimiter.PAREN, self.parse_type, context_msg)
+            return super().parse_comma_separated_list(delimiter, parse, context_msg)
+
+        def _peek(self) -> str:
+            return text[self.pos : self.pos + 1]
 
         def parse_operation(self) -> Operation:
             start = self.pos
