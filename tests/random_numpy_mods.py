@@ -128,7 +128,8 @@ def integers(depth: int) -> st.SearchStrategy[str]:
         st.tuples(inner, inner).map(lambda t: f"np.maximum({t[0]}, {t[1]})"),
         st.tuples(bools(depth - 1), inner, inner).map(lambda t: f"np.where({t[0]}, {t[1]}, {t[2]})"),
         bools(depth - 1).map(lambda x: f"(3 * {x} + q)"),
-        _gather(("counts", "table", "small", "bytes"), depth - 1),
+        _gather(("counts", "table", "small"), depth - 1),
+        _gather(("bytes",), depth - 1).map(lambda x: f"({x} + q)"),  # uint8 alone may not fall below 0
     )
 
 

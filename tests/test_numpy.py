@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import random
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -104,7 +105,7 @@ def causal_score(score, b, h, q, k):
 
 def record_array(values: np.ndarray, packed: bool) -> np.ndarray:
     """The field of a structured array: its elements are apart by no multiple of their size (or by one, and aligned)."""
-    fields = {"names": ["a", "x"], "formats": ["u1", values.dtype], "offsets": [0, 1 if packed else 4]}
+    fields: Any = {"names": ["a", "x"], "formats": ["u1", values.dtype], "offsets": [0, 1 if packed else 4]}
     whole = np.zeros(values.shape, np.dtype(fields))
     whole["x"] = values
     return whole["x"]
@@ -112,12 +113,20 @@ def record_array(values: np.ndarray, packed: bool) -> np.ndarray:
 
 @pytest.mark.parametrize("packed", [True, False])
 def test_uneven_strides_and_alignment(packed):
-    arrays = [normal(1, 2, 20, 8) for _ in range(3)]
-    expected = attnc.numpy.attention(*arrays, alibi, causal)
-    apart = [record_array(array, packed) for array in arrays]
-    np.testing.assert_allclose(attnc.numpy.attention(*apart, alibi, causal), expected, atol=1e-6)
-    shifted = [np.frombuffer(b"x" + array.tobytes(), np.float32, offset=1).reshape(array.shape) for array in arrays]
-    np.testing.assert_array_equal(attnc.numpy.attention(*shifted, alibi, causal), expected)
+    query, key, value = (normal(1, 2, 20, 8) for _ in range(3))
+
+    def call(change):
+        return attnc.numpy.attention(change(query), change(key), change(value), alibi, causal)
+
+    shifted = []
+
+    def shift(array):
+        shifted.append(np.frombuffer(b"x" + array.tobytes(), np.float32, offset=1).reshape(array.shape))
+        return shifted[-1]
+
+    expected = call(np.ascontiguousarray)
+    np.testing.assert_allclose(call(lambda array: record_array(array, packed)), expected, atol=1e-6)
+    np.testing.assert_array_equal(call(shift), expected)
     for array in shifted:
         assert not array.flags.aligned and not array.flags.writeable
 
@@ -165,7 +174,8 @@ def test_scales(scale):
 
 def test_other_scales_are_refused():
     query = normal(1, 1, 4, 4)
-    for scale in (np.ones(3), "1", 1j):
+    scales: list[Any] = [np.ones(3), "1", 1j]
+    for scale in scales:
         with pytest.raises(DtypeError, match="scale is"):
             attnc.numpy.attention(query, query, query, scale=scale)
 
@@ -209,14 +219,15 @@ def test_nothing_outside_is_touched(seed):
     table = RNG.integers(0, keys, keys)
 
     def run(make):
-        inputs, (by_both, by_distance, jumps) = map(make, (query, key, value)), map(make, (bias, relative, table))
+        by_both, by_distance, jumps = map(make, (bias, relative, table))
         score_mods = [
             lambda s, b, h, q, k: s + by_both[q, k],
             lambda s, b, h, q, k: s + by_distance[q - k],
             lambda s, b, h, q, k: s + by_both[q, jumps[k]] + by_distance[-k - 1],
         ]
         mask_mods = [None, lambda b, h, q, k: (jumps[k] > 2) | (k == q), lambda b, h, q, k: q >= k]
-        return attnc.numpy.attention(*inputs, score_mods[seed % 3], mask_mods[seed // 3 % 3], return_lse=True)
+        mods = score_mods[seed % 3], mask_mods[seed // 3 % 3]
+        return attnc.numpy.attention(make(query), make(key), make(value), *mods, return_lse=True)
 
     plain, apart = run(np.ascontiguousarray), run(lambda array: guarded(array, r))
     for one, other in zip(plain, apart, strict=True):

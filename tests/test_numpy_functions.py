@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -18,7 +19,7 @@ table = RNG.standard_normal(64).astype(np.float32)
 square = RNG.standard_normal((8, 8)).astype(np.float32)
 big = RNG.standard_normal((3, 4, 5, 6)).astype(np.float32)
 whole = RNG.integers(0, 9, 9)
-bfloats = RNG.standard_normal(9).astype(ml_dtypes.bfloat16)
+bfloats: Any = RNG.standard_normal(9).astype(ml_dtypes.bfloat16)
 bytes_ = RNG.integers(0, 255, 9).astype(np.uint8)
 
 SCORES = {

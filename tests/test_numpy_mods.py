@@ -76,7 +76,7 @@ flags = RNG.random(9) < 0.7
 zero_dims = np.array(0.5)
 structured = np.zeros(9, np.dtype([("a", "f4"), ("b", "i8")]))
 structured["a"], structured["b"] = RNG.standard_normal(9), RNG.integers(0, 5, 9)
-bfloats = RNG.standard_normal(9).astype(ml_dtypes.bfloat16)
+bfloats: Any = RNG.standard_normal(9).astype(ml_dtypes.bfloat16)
 bytes_ = RNG.integers(0, 255, 9).astype(np.uint8)
 number, real, strong, narrow = 3, 0.25, np.int64(2), np.float16(1.5)
 
@@ -152,7 +152,7 @@ SCORES = {
     "structured": lambda s, b, h, q, k: s + structured["a"][q] * structured["b"][k],
     "constants": lambda s, b, h, q, k: (
         np.where(q < k, -np.inf, s) + np.pi * np.finfo(np.float32).eps
-        + (s * 0 if s is None else 1)
+        + (0 if s is None else 1)
     ),
     "sorted": lambda s, b, h, q, k: (
         s + np.searchsorted(np.array([1, 3, 3, 7]), q, side="right")

@@ -31,14 +31,14 @@ FLOAT32 = np.dtype(np.float32)
 def on_scalars(score_mod: RandomMod | None, mask_mod: RandomMod | None) -> None:
     """The record, run by torch's own operations, gives what the mod gives on NumPy's scalars."""
     mods = [mod and mod.function() for mod in (score_mod, mask_mod)]
-    record, arrays, numbers = capture_numpy(*mods, FLOAT32)
+    record, arrays, numbers = capture_numpy(mods[0], mods[1], FLOAT32)
     numbers = [number.item() if isinstance(number, np.generic) else number for number in numbers]
     generator = random.Random(0)
     for mod, function in zip(mods, (record.score, record.mask), strict=True):
         if mod is None or function is None:
             continue
         for _ in range(6):
-            arguments = [np.int32(generator.randrange(limit)) for limit in (3, 4, 130, 280)]
+            arguments: list = [np.int32(generator.randrange(limit)) for limit in (3, 4, 130, 280)]
             if function is record.score:
                 arguments.insert(0, np.float32(generator.gauss(0, 1)))
             with np.errstate(all="ignore"):
@@ -64,10 +64,11 @@ def test_record_of_a_mask_mod(mask_mod: RandomMod):
 
 
 def run(sizes: Sizes, dtype: str, score_mod: RandomMod | None, mask_mod: RandomMod | None) -> None:
-    inputs = contiguous(sizes, torch.Generator().manual_seed(7), DTYPES[dtype])
+    query, key, value = contiguous(sizes, torch.Generator().manual_seed(7), DTYPES[dtype])
     functions = [mod and mod.function(dtype == "f64") for mod in (score_mod, mask_mod)]
-    out, lse = attnc.numpy.attention(*map(array, inputs), *functions, return_lse=True)
-    p = Problem(*inputs, *(function and Grid(function) for function in functions))  # type: ignore[arg-type]
+    arrays = array(query), array(key), array(value)
+    out, lse = attnc.numpy.attention(*arrays, score_mod=functions[0], mask_mod=functions[1], return_lse=True)
+    p = Problem(query, key, value, *(function and Grid(function) for function in functions))  # type: ignore[arg-type]
     check(p, tensor(out), tensor(lse))
 
 
