@@ -36,6 +36,7 @@ from xdsl.dialects.builtin import (
 )
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.ir.affine import AffineBinaryOpExpr, AffineBinaryOpKind, AffineConstantExpr, AffineExpr, AffineSymExpr
+from xdsl.utils.exceptions import VerifyException
 
 from attnc.dialects.torch import (
     AtenOp,
@@ -65,7 +66,7 @@ from attnc.transforms.convert_torch_to_linalg_ext_mods import entry_of, place_of
 from attnc.transforms.convert_torch_to_linalg_ext_region import f64, i1, i64
 from attnc.transforms.convert_torch_to_linalg_ext_region import index as index_type
 from attnc.transforms.convert_torch_to_linalg_ext_table import Unsupported
-from attnc.transforms.convert_torch_to_linalg_ext_values import NAMES, Number
+from attnc.transforms.convert_torch_to_linalg_ext_values import CARRIED, NAMES, Number
 from attnc.transforms.convert_torch_to_linalg_graph import Array, Graph, GraphValue, Size
 from attnc.transforms.convert_torch_to_linalg_layout import LAYOUT
 from attnc.transforms.convert_torch_to_linalg_numbers import NUMBERS
@@ -74,6 +75,9 @@ from attnc.transforms.convert_torch_to_linalg_reductions import REDUCTIONS
 from attnc.transforms.convert_torch_to_linalg_slices import SLICES
 
 NAME = "convert-torch-to-linalg"
+
+# What a builder stumbles over where an operation's arguments are not those of its schema, as in text that was edited.
+_MISFITS = (TypeError, AttributeError, LookupError, ValueError, ArithmeticError, AssertionError, VerifyException)
 
 
 def run(module: ModuleOp, target: Target | None = None) -> None:
@@ -120,6 +124,8 @@ class _Function:
             graph.location = op.attributes.get("attnc.loc")
             try:
                 self._convert(op)
+            except UnsupportedGraphError:
+                raise
             except Unsupported as reason:
                 raise _unsupported(op, f"{_spoken(op)} cannot be compiled so: {reason}") from None
             except UnsupportedModError as error:
@@ -127,6 +133,12 @@ class _Function:
                     place = place_of(op)
                     error.filename, error.line = place.get("filename"), place.get("line")
                 raise
+            except _MISFITS as error:
+                reason = (str(error).strip().splitlines() or [""])[0]
+                message = f"{_spoken(op)} does not have arguments that fit ({type(error).__name__}: {reason})"
+                raise _unsupported(op, message) from error
+            for result in op.results:
+                self._check(op, result, graph.values.get(result))
         graph.block.add_op(func.ReturnOp(*returned))
         dtypes = {"argument": [a.type for a in old.args], "result": list(self.function.function_type.outputs)}
         for which, types in dtypes.items():
@@ -137,6 +149,18 @@ class _Function:
         self.function.add_region(Region(graph.block))
         body.drop_all_references()
         _remove_dead(graph.block)
+
+    def _check(self, op: Operation, result: SSAValue, value: GraphValue) -> None:
+        """That what was built is what the text says it is."""
+        if not isinstance(result.type, VTensorType) or not isinstance(value, Array):
+            return
+        declared, found = result.type.shape, [size.static for size in value.dims]
+        fits = len(declared) == len(found) and all(
+            size < 0 or known is None or size == known for size, known in zip(declared, found)
+        )
+        if not fits or CARRIED[result.type.dtype] != CARRIED[value.dtype]:
+            found = ",".join("?" if size is None else str(size) for size in found)
+            raise _unsupported(op, f"{_spoken(op)} is said to give {result.type}, but gives [{found}] of {NAMES[value.dtype]}")
 
     # -- arguments and results ----------------------------------------------------------------------------------------
 

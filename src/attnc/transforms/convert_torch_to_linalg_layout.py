@@ -18,6 +18,7 @@ from xdsl.dialects.builtin import DenseArrayBase
 from attnc.dialects.torch import VTensorType, si64
 from attnc.transforms.convert_torch_to_linalg_elementwise import broadcast_to, converted
 from attnc.transforms.convert_torch_to_linalg_ext_region import i64
+from attnc.transforms.convert_torch_to_linalg_ext_table import Unsupported
 from attnc.transforms.convert_torch_to_linalg_ext_tensors import dim_of
 from attnc.transforms.convert_torch_to_linalg_ext_values import CARRIED, Number
 from attnc.transforms.convert_torch_to_linalg_graph import ONE, Array, Graph, Size, product
@@ -33,6 +34,9 @@ def reshaped(graph: Graph, x: Array, dims: Sequence[Size]) -> Array:
     dims = tuple(dims)
     if dims == x.dims:
         return x
+    before, after = product(x.dims).static, product(dims).static
+    if before is not None and after is not None and before != after:
+        raise Unsupported(f"a view of {before} elements as {after}")
     if x.constant is not None:
         return graph.full(x.dtype, dims, x.constant)
     groups = _groups(x.dims, dims)
