@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import runpy
 import types
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +20,7 @@ from transformers.masking_utils import (
     bidirectional_mask_function,
     causal_mask_function,
     chunked_causal_mask_function,
+    create_causal_mask,
     sdpa_mask,
     sliding_window_bidirectional_mask_function,
     sliding_window_causal_mask_function,
@@ -92,6 +96,29 @@ def test_masks_are_those_of_sdpa(function: str, where: str, kind: str):
     if dense is not None:  # what sees no key is 0 here
         expected = torch.where(dense.any(-1).transpose(1, 2)[..., None], expected, 0.0)
     assert torch.allclose(actual, expected, rtol=0, atol=1e-13)
+
+
+def test_masks_with_functions_of_the_user():
+    """`or_mask_function`, `and_mask_function`, and tokens of an image, which see each other."""
+    model = MODELS["llama"].make(dtype=torch.float64)
+    images = torch.full((2, 21), -1)
+    images[0, 4:9] = 0
+    images[1, 10:15] = 1
+    own = {
+        "or_mask_function": lambda b, h, q, k: (q < 5) & (k < 5),
+        "and_mask_function": lambda b, h, q, k: (q - k) % 3 != 1,
+        "block_sequence_ids": images,
+    }
+    for options in ({name: function} for name, function in own.items()):
+        found = {}
+        for implementation in ("attnc", "sdpa"):
+            model.set_attn_implementation(implementation)
+            embeds = torch.zeros(2, 21, 32, dtype=torch.float64)
+            mask = create_causal_mask(model.config, embeds, padding("right"), None, **options)
+            assert isinstance(mask, ModelMask if implementation == "attnc" else Tensor)
+            with torch.no_grad():
+                found[implementation] = model(tokens(), attention_mask=mask).logits
+        assert torch.allclose(found["attnc"], found["sdpa"], rtol=0, atol=1e-9), options
 
 
 class Largest(TorchDispatchMode):
@@ -226,6 +253,41 @@ def test_packed_sequences():
             theirs = model(ids, position_ids=positions, use_cache=False).logits
         for other in (apart, theirs):
             assert (packed - other).abs().max() < 1e-6 * other.abs().max()
+
+
+def test_parts_of_a_model_may_differ():
+    entry = MODELS["clip"]
+    model = entry.make({"text_config": "attnc", "vision_config": "sdpa"})  # type: ignore[arg-type]
+    assert model.text_model.config._attn_implementation == "attnc"
+    assert model.vision_model.config._attn_implementation == "sdpa"
+    with torch.no_grad():
+        mixed = model(**entry.inputs()).logits_per_image
+        assert torch.allclose(mixed, entry.make("sdpa")(**entry.inputs()).logits_per_image, atol=1e-5)
+
+
+# -- documents and examples -------------------------------------------------------------------------------------------------
+ROOT = Path(__file__).parent.parent
+
+
+def test_the_example_of_the_docs_runs():
+    source = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "transformers.md").read_text(), re.MULTILINE | re.DOTALL)
+    scope: dict[str, Any] = {}
+    exec(compile(source[0], "transformers.md", "exec"), scope)
+    assert scope["model"].config._attn_implementation == "attnc" and scope["tokens"].shape[0] == 2
+
+
+def test_the_docs_name_the_architectures_of_the_table():
+    text = (ROOT / "docs" / "transformers.md").read_text()
+    listed = " ".join(text.split("where sdpa cannot do it):")[1].split(".\n")[0].split())
+    names = {name.strip().lower().replace(" ", "").replace("-", "") for name in listed.split(",")}
+    assert names == {name.replace("_", "") for name in MODELS}
+
+
+def test_the_example_runs(capsys: pytest.CaptureFixture[str]):
+    runpy.run_path(str(ROOT / "examples" / "llama_cpu.py"))["main"](quick=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "float32: 12 of 12 new tokens are the same in both sequences"
+    assert sum("times as fast" in line for line in lines) == 4
 
 
 # -- what is refused --------------------------------------------------------------------------------------------------------

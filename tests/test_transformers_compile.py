@@ -74,3 +74,15 @@ def test_generate_with_a_static_cache(name: str):
     actual = model.generate(tokens(), **options, compile_config=config)
     assert actual.equal(expected)
     assert backend.graphs == 1 and backend.attentions == 2
+
+
+def test_a_compiled_training_step():
+    entry = MODELS["llama"]
+    found = {}
+    for implementation in ("attnc", "sdpa"):
+        torch._dynamo.reset()
+        model = entry.make(implementation)
+        step = torch.compile(model, backend="aot_eager", fullgraph=True)
+        step(tokens(), labels=tokens(), use_cache=False).loss.backward()
+        found[implementation] = model.model.layers[0].self_attn.q_proj.weight.grad
+    assert torch.allclose(found["attnc"], found["sdpa"], rtol=0, atol=1e-4 * float(found["sdpa"].abs().max()))
