@@ -16,7 +16,7 @@ import torch
 
 from attnc import flex_attention
 from attnc.bench import case as cases
-from attnc.bench import fresh, limits, peers, plot, problem, report, run, session, suites, training
+from attnc.bench import fresh, limits, pace, peers, plot, problem, report, run, session, suites, training
 from attnc.bench.case import Case
 from attnc.bench.driver import Peer, PeerFailed, Peers
 from attnc.bench.peers import Prepared, Unsupported, attnc_flex
@@ -259,6 +259,25 @@ def test_an_interrupted_run_keeps_what_it_has(monkeypatch: pytest.MonkeyPatch):
     )
     assert done.interrupted and len(done.results) == 1 and shown == ["small"]
     assert any("INTERRUPTED" in line for line in report.summary(done))
+
+
+def test_a_run_ends_in_time(monkeypatch: pytest.MonkeyPatch):
+    """Rows get what is left in equal shares a contender; the last ones their three turns, and no second try."""
+    now = [0.0]
+    monkeypatch.setattr(pace.time, "monotonic", lambda: now[0])
+    options = Options(threads=2)
+    free = pace.Pace(None, ("small",), full=False, quick=False)
+    assert free.options(free.rows["small"][0], options) == options
+    kept = pace.Pace(120.0, ("small", "decode", "memory"), full=False, quick=False)
+    rows = [*kept.rows["small"], *kept.rows["decode"]]
+    first = kept.options(rows[0], options)
+    assert pace.LEAST_SECONDS <= first.budget < options.budget
+    wide = pace.Pace(6000.0, ("small", "decode", "memory"), full=False, quick=False)
+    assert wide.options(rows[0], options) == options
+    for row in rows[1:-1]:
+        now[0] += 20
+        later = kept.options(row, options)
+    assert later.budget == pace.LEAST_SECONDS and not later.again
 
 
 def test_first_calls_include_the_imports():

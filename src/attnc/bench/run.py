@@ -87,12 +87,14 @@ class Result:
 
 @dataclass
 class Options:
-    """How to run: threads of every contender, turns of each, seconds a contender may take in a row, which peers (None: all)."""
+    """How to run: threads of every contender, turns of each, seconds a contender may take in a row, which peers (None: all),
+    and whether a row that something disturbed is run once more."""
 
     threads: int
     turns: int = 11
     budget: float = 1.5
     peers: tuple[str, ...] | None = None
+    again: bool = True
 
 
 def run_row(suite: str, row: Row, peers: Peers, options: Options, report: Callable[[str], None]) -> Result:
@@ -121,7 +123,7 @@ def run_row(suite: str, row: Row, peers: Peers, options: Options, report: Callab
     fma, read = _limits(row.case, peers, options)
     disturbed = False
     if "attnc" in contenders:
-        for _ in range(2):  # once more where something else used the machine
+        for _ in range(1 + options.again):  # once more where something else used the machine
             interleave([*contenders.values(), fma, read], options.turns, options.budget, report)
             disturbed = not all(contender.steady for contender in contenders.values())
             if not disturbed:

@@ -15,9 +15,10 @@ from typing import Any
 from attnc.bench import fresh, models
 from attnc.bench.driver import Peers
 from attnc.bench.fresh import Figure
+from attnc.bench.pace import Pace
 from attnc.bench.peers import FILES, load
 from attnc.bench.run import Options, Result, run_row
-from attnc.bench.suites import TIMED, rows_of
+from attnc.bench.suites import TIMED
 from attnc.target import Target
 
 Report = Callable[[str], None]
@@ -121,32 +122,38 @@ def run(
     only: str,
     report: Report,
     shown: Shown,
+    seconds: float | None = None,
 ) -> Session:
     """Run suites one after the other. `only` keeps the rows whose title and case hold that text; `report` is told what is being
-    done, `shown` each suite as soon as it is complete."""
+    done, `shown` each suite as soon as it is complete. Where `seconds` are given, rows take fewer turns to end in that time."""
     session = Session(machine(), versions(), options)
+    pace = Pace(seconds, tuple(suites), full=full, quick=quick, only=only)
     try:
-        _run(session, suites, full, quick, only, report, shown)
+        _run(session, suites, pace, full, quick, only, report, shown)
     except KeyboardInterrupt:
         session.interrupted = True  # what was measured so far stands
     return session
 
 
-def _run(session: Session, suites: Sequence[str], full: bool, quick: bool, only: str, report: Report, shown: Shown) -> None:
+def _run(
+    session: Session, suites: Sequence[str], pace: Pace, full: bool, quick: bool, only: str, report: Report, shown: Shown
+) -> None:
     options = session.options
     for suite in suites:
         if suite in TIMED:
-            rows = [row for row in rows_of(suite, full=full, quick=quick) if only in f"{row.title} {row.case}"]
+            rows = pace.rows[suite]
             begin = len(session.results)
             try:
                 with Peers() as peers:
                     for number, row in enumerate(rows, 1):
                         place = f"{suite} {number}/{len(rows)}, {row.title} {row.case}"
-                        result = run_row(suite, row, peers, options, lambda text, place=place: report(f"{place}: {text}"))
+                        now = pace.options(row, options)
+                        result = run_row(suite, row, peers, now, lambda text, place=place: report(f"{place}: {text}"))
                         session.results.append(result)
             finally:
                 shown(suite, session.results[begin:])
             continue
+        pace.suites.remove(suite)
         if suite == "compile":
             figures = fresh.compile_time(options.threads, 1 if quick else 5, options.peers, report)
         elif suite == "models":

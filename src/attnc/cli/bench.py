@@ -26,6 +26,7 @@ SUITES = ("prefill", "mods", "masks", "decode", "small", "train", "models", "com
 @click.option(
     "--seconds", type=float, default=1.5, show_default=True, help="What a contender may take in a row; never under 3 turns."
 )
+@click.option("--minutes", type=float, help="End in about this time: rows take fewer turns as it runs out.")
 @click.option("--peers", help="Only these, by commas (sdpa, flex, compiled, onnxruntime, openvino, iree); '' for none.")
 @click.option("--rows", "only", default="", help="Only the rows that hold this text.")
 @click.option("--full", is_flag=True, help="Also the rows that take long.")
@@ -39,6 +40,7 @@ def bench(
     threads: int | None,
     repeats: int,
     seconds: float,
+    minutes: float | None,
     peers: str | None,
     only: str,
     full: bool,
@@ -97,6 +99,7 @@ def bench(
             quick=quick,
             only=only,
             report=say,
+            seconds=None if minutes is None else 60 * minutes,
             shown=lambda suite, results: out.print(report.table(suite, results)),
         )
     for line in report.summary(done):
