@@ -41,7 +41,7 @@ class RegionInterpreter:
     def run(self, block: Block) -> list[np.ndarray]:
         """What the block's terminator takes."""
         for op in block.ops:
-            if isinstance(op, scf.YieldOp | YieldOp) or op.name == "func.return":
+            if isinstance(op, scf.YieldOp | YieldOp) or op.name in ("func.return", "attnc.yield"):
                 return [self.values[operand] for operand in op.operands]
             self._run(op)
         raise AssertionError("the block has no terminator")

@@ -247,6 +247,10 @@ def _identity(tracer: Tracer, schema: Schema, tensor: torch.Tensor) -> torch.Ten
     value = tracer.value(tensor)
     copies = schema.base == "clone"
     value.shared = value.shared or not copies
+    if schema.base == "detach" and value.standin.is_floating_point():  # not the same to who wants gradients
+        detached = tracer.emit("aten.detach.default", (value.operand,), value.standin.view(value.standin.shape))
+        tracer.value(detached).shared = True
+        return detached
     result = (
         value.standin.clone() if copies and value.standin.numel() < LARGEST_ROW else value.standin.view(value.standin.shape)
     )

@@ -6,7 +6,7 @@ Operations are made by `create`, which is three times as fast as their construct
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from xdsl.dialects import arith, math
 from xdsl.dialects.builtin import FloatAttr, IndexType, IntegerAttr, IntegerType, i1, i64
@@ -91,10 +91,16 @@ class Builder:
         return self.add(arith.SelectOp.create(operands=[condition, yes, no], result_types=[yes.type]), hint)
 
 
+def acts(op: Operation) -> bool:
+    """Whether an operation with regions does something beside giving its results: one in it has none, and ends no block."""
+    inner = (nested for region in op.regions for block in region.blocks for nested in block.walk())
+    return any(not nested.results and nested is not cast(Block, nested.parent).last_op for nested in inner)
+
+
 def erase_dead(block: Block, keep: Sequence[str] = ()) -> None:
     """Erases the operations of a block whose results nobody uses, last first; those without results, or named in `keep`,
     stay."""
     for op in reversed(list(block.ops)):
-        if op.results and op.name not in keep and not any(result.uses for result in op.results):
+        if op.results and op.name not in keep and not any(result.uses for result in op.results) and not acts(op):
             op.detach()
             op.erase(safe_erase=False)

@@ -368,7 +368,7 @@ def elu(
     value = r.lift(x, dtype)
     negative = r.math(math.ExpM1Op, r.multiply(value, r.lift(input_scale, dtype)))
     negative = r.multiply(negative, r.multiply(r.lift(alpha, dtype), r.lift(scale, dtype)))
-    below = r.compare("lt", value, r.constant(value.type, 0.0))
+    below = r.compare("le", value, r.constant(value.type, 0.0))
     return r.rounded(r.select(below, negative, r.multiply(value, r.lift(scale, dtype))), dtype)
 
 

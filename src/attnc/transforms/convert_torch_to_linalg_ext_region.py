@@ -26,6 +26,8 @@ from xdsl.dialects.builtin import (
 )
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
+from attnc.dialects.building import acts
+
 i1, i8, i16, i32, i64 = (IntegerType(width) for width in (1, 8, 16, 32, 64))
 f16, bf16, f32, f64 = Float16Type(), BFloat16Type(), Float32Type(), Float64Type()
 index = IndexType()
@@ -371,7 +373,7 @@ def _remove_unused(block: Block) -> None:
     op = block.last_op
     while op is not None:
         previous = op.prev_op
-        if op.results and not any(result.first_use for result in op.results):
+        if op.results and not any(result.first_use for result in op.results) and not acts(op):
             op.detach()
             op.erase()
         elif op.regions:

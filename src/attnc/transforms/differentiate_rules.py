@@ -334,8 +334,10 @@ def _atan2(t: Tape, op: Operation, d: SSAValue) -> Iterator[Share]:
     a, b = op.operands
     y, x = t.value(a), t.value(b)
     square = t.r.add(t.r.multiply(y, y), t.r.multiply(x, x))
-    yield a, t.times(d, t.r.divide(x, square))
-    yield b, t.negative(t.times(d, t.r.divide(y, square)))
+    zero = t.constant(square, 0.0)
+    origin = t.r.compare("eq", square, zero)
+    yield a, t.times(d, t.r.select(origin, zero, t.r.divide(x, square)))
+    yield b, t.negative(t.times(d, t.r.select(origin, zero, t.r.divide(y, square))))
 
 
 @rule("math.sinh")
