@@ -74,7 +74,7 @@ def derivative(
     outside: dict[SSAValue, Any] = {}
     gradients: dict[SSAValue, np.ndarray] = {}
     for argument, tensor in zip(arguments[4:], captures, strict=False):
-        outside[argument] = tensor.detach().numpy()
+        outside[argument] = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).detach().numpy()
         gradients[argument] = np.zeros(tensor.shape)
     outside |= {argument: np.asarray(number) for argument, number in zip(arguments[4 + len(captures) :], numbers, strict=False)}
     for other in function.body.block.ops:  # the group of heads is 1

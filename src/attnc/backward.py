@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from attnc import programs
 from attnc.errors import CaptureIndexError, UnsupportedTensorError
 from attnc.runtime.attention import output_strides
+from attnc.runtime.attention_backward import AttentionBackward
 from attnc.runtime.signature import Signature
 
 if TYPE_CHECKING:
@@ -52,14 +53,36 @@ def attention_backward(
     what compiling raises.
     """
     wanted = tuple(bool(needed) and (n < 4 or captures[n - 4].is_floating_point()) for n, needed in enumerate(needs))
-    sources = [query, key, value, None, *captures]
     if not any(wanted):
         return [None] * len(wanted)
+
+    def program() -> AttentionBackward:
+        return programs.backward_program(record, signature, wanted)
+
+    return run(program, query, key, value, out, lse, grad_out, grad_lse, captures, numbers, blocks, scale, wanted)
+
+
+def run(
+    program: Callable[[], AttentionBackward],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    grad_out: Tensor | None,
+    grad_lse: Tensor | None,
+    captures: Sequence[Tensor],
+    numbers: Sequence[int | float],
+    blocks: Tensor | None,
+    scale: float,
+    wanted: Sequence[bool],
+) -> list[Tensor | None]:
+    """The gradients that `program`, which is asked for where there is something to compute, is made for."""
+    sources = [query, key, value, None, *captures]
     batch, heads, queries, _ = query.shape
     if (grad_out is None and grad_lse is None) or not batch * heads * queries * key.shape[2]:
         return [_nothing(source) if needed else None for source, needed in zip(sources, wanted, strict=True)]
     statistics = torch.float64 if query.dtype is torch.float64 else torch.float32
-    program = programs.backward_program(record, signature, wanted)
     query_, key_, value_ = (tensor.detach() for tensor in (query, key, value))
     key_, value_ = (tensor if tensor.shape[0] == batch else tensor.expand(batch, -1, -1, -1) for tensor in (key_, value_))
     if grad_out is None:
@@ -90,7 +113,7 @@ def attention_backward(
         if result is not None:
             words += _words(result)
         results.append(result)
-    if program.launch(words, (query_, key_, value_, captures, blocks, read, results)):
+    if program().launch(words, (query_, key_, value_, captures, blocks, read, results)):
         raise CaptureIndexError("an index into a captured tensor is out of range, which it was not in the forward pass")
     return [result if result is None else _finished(result, source) for result, source in zip(results, sources, strict=True)]
 

@@ -13,6 +13,7 @@ from attnc.errors import ArgumentsError, AttncError, LoweringError
 from attnc.runtime import arrays
 from attnc.runtime.abi import Argument, KernelRecord
 from attnc.runtime.attention import Attention, Layout
+from attnc.runtime.attention_backward import AttentionBackward
 from attnc.runtime.launch import Kernel
 from attnc.runtime.sequence import KernelSequence, kernel_of
 from attnc.target import Target
@@ -78,16 +79,20 @@ class Lowered:
 
         return to_assembly(self.code.llvm, Target.host())
 
-    def compile(self) -> CompiledAttention | CompiledKernel:
+    def compile(self) -> CompiledAttention | CompiledBackward | CompiledKernel:
         """Compile (or find in the disk cache) what the last stage says: a `CompiledAttention` where the kernel's arguments have
-        roles, else a `CompiledKernel`."""
+        roles (a `CompiledBackward` if they are those of the gradients), else a `CompiledKernel`."""
 
         def compile_now() -> tuple[list[bytes], dict[str, Any]]:
             from attnc import pipeline
 
             return pipeline.to_objects(self.code, Target.host()), self.code.record
 
-        def load(record: KernelRecord, objects: Sequence[bytes]) -> CompiledAttention | CompiledKernel:
+        def load(record: KernelRecord, objects: Sequence[bytes]) -> CompiledAttention | CompiledBackward | CompiledKernel:
+            if record.indices("d_out"):
+                backward = AttentionBackward(record, objects)
+                backward.kernel.load()
+                return CompiledBackward(backward, self.defaults)
             if any(argument.role for argument in record.arguments):
                 attention = Attention(record, objects)
                 attention.kernel.load()
@@ -117,8 +122,11 @@ def lower(
     *,
     return_aux: Any = None,
     mask_mod: Callable[..., Any] | None = None,
+    backward: bool = False,
 ) -> Lowered:
     """The program of `flex_attention` on the same arguments, at every stage; nothing is run.
+
+    With `backward`, that of its gradients: of query, key, value, the scale if that is a tensor, and all captured floats.
 
     Raises what `flex_attention` raises before it runs.
     """
@@ -128,7 +136,10 @@ def lower(
     call = flex.checked_call(
         query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse, kernel_options, return_aux, mask_mod, True
     )
-    module = to_torch(call.record, call.signature)
+    needs: list[bool] = []
+    if backward:
+        needs = [True] * 3 + [hasattr(scale, "requires_grad")] + [tensor.is_floating_point() for tensor in call.captures]
+    module = to_torch(call.record, call.signature, needs)
     stages = pipeline.stages_text(module, Target.host())
     defaults = Defaults(call.scale, call.captures, call.numbers, [] if call.blocks is None else [call.blocks])
     return Lowered(stages, defaults, module)
@@ -271,3 +282,57 @@ class CompiledAttention:
         elif attention.launch(words, (inputs, captures, block_lists, results)):
             raise self._locate(words)
         return results[0] if len(results) == 1 else tuple(results)
+
+
+class CompiledBackward:
+    """The gradients of attention, compiled: call it on torch tensors."""
+
+    def __init__(self, backward: AttentionBackward, defaults: Defaults):
+        self._backward = backward
+        self._defaults = defaults
+
+    @property
+    def arguments(self) -> tuple[Argument, ...]:
+        """What the kernel takes, gradients included."""
+        return self._backward.record.arguments
+
+    def __repr__(self) -> str:
+        return f"CompiledBackward({_described(self.arguments)})"
+
+    def __call__(
+        self,
+        query: Any,
+        key: Any,
+        value: Any,
+        out: Any,
+        lse: Any,
+        grad_out: Any,
+        grad_lse: Any = None,
+        scale: float | None = None,
+        captures: Sequence[Any] = (),
+        numbers: Sequence[int | float] = (),
+        block_lists: Sequence[Any] = (),
+    ) -> tuple[Any, ...]:
+        """The gradients for which it was made, in the order query, key, value, scale, captures, given those of `out` and of the
+        natural `lse`. The other arguments are those of `CompiledAttention`. Raises `ArgumentsError`, `CaptureIndexError`."""
+        from attnc import backward
+
+        program, defaults = self._backward, self._defaults
+        captures, numbers = captures or defaults.captures, numbers or defaults.numbers
+        block_lists = block_lists or defaults.block_lists
+        if len(captures) != len(program.captures) or len(numbers) != len(program.numbers):
+            names = ", ".join(argument.describe() for argument in (*program.captures, *program.numbers))
+            raise ArgumentsError(f"{len(captures)} captures and {len(numbers)} numbers given", remedy=f"it takes {names}")
+        if scale is None:
+            scale = defaults.scale if defaults.scale is not None else query.shape[3] ** -0.5
+        blocks = None
+        if program.blocks:
+            if not block_lists:
+                raise ArgumentsError("block_lists: 0 given, 1 needed")
+            blocks = block_lists[0].expand(*query.shape[:2], -1, -1)
+        found = backward.run(
+            lambda: program,
+            *(query, key, value, out, lse, grad_out, grad_lse, captures, numbers, blocks, scale),
+            program.wanted(),
+        )
+        return tuple(gradient for gradient in found if gradient is not None)

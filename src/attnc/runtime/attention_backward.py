@@ -42,3 +42,15 @@ class AttentionBackward:
         self.numbers = [record.arguments[i] for i in record.indices("number")]
         self.blocks = [record.arguments[i] for i in record.indices("blocks")]
         self.gradients = [record.arguments[i] for i in record.indices(*WRITTEN)]
+
+    def wanted(self) -> list[bool]:
+        """Of query, key, value, scale and each captured tensor, whether the program gives its gradient."""
+        roles = {argument.role for argument in self.gradients}
+        names = [argument.name for argument in self.gradients if argument.role == "d_capture"]
+        found = [f"d_{name}" in roles for name in ("query", "key", "value", "scale")]
+        for capture in self.captures:
+            here = bool(names) and names[0] == f"d_{capture.name}"
+            found.append(here)
+            if here:
+                names.pop(0)
+        return found

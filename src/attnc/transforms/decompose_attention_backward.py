@@ -28,7 +28,7 @@ from __future__ import annotations
 import math
 from typing import cast
 
-from xdsl.dialects.builtin import ModuleOp, TensorType, i1
+from xdsl.dialects.builtin import ModuleOp, TensorType, UnitAttr, i1
 from xdsl.ir import Block, Operation, SSAValue
 from xdsl.rewriter import InsertPoint, Rewriter
 
@@ -164,7 +164,9 @@ class _BackwardDecomposition(Decomposition):
             difference = m.binary("subf", x, anchor, "difference")
             if rest is not None:
                 difference = m.binary("subf", difference, rest, "difference")
-            return m.unary_math("exp2", m.binary("mulf", difference, log2e, "exponent"), "p")
+            power = m.unary_math("exp2", m.binary("mulf", difference, log2e, "exponent"), "p")
+            cast(Operation, power.owner).attributes[tile.NONPOSITIVE] = UnitAttr()  # a weight is at most 1
+            return power
 
         return self._map(self.score_type, "weights", inputs, weight)
 

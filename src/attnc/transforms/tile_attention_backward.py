@@ -100,9 +100,9 @@ class _BackwardTiling(Tiling):
             self.buffers[name] = self._argument(block, _dense(shape), f"d_{name}")
             roles, names = [*roles, f"d_{name}"], [*names, f"d_{name}"]
         for capture, result in zip(op.captures, own[len(op.wanted) :], strict=True):
-            name = f"d_{self.values[capture].name_hint}"
-            self.gradients[capture] = self._argument(block, _dense(cast(TensorType, result.type)), name)
-            roles, names = [*roles, "d_capture"], [*names, name]
+            hint = f"d_{self.values[capture].name_hint}"
+            self.gradients[capture] = self._argument(block, _dense(cast(TensorType, result.type)), hint)
+            roles, names = [*roles, "d_capture"], [*names, f"d_{names[list(arguments).index(capture)]}"]
         self.prelude = Builder(block)
         self._tasks()
         self.prelude.insert(tile.YieldOp.create())
