@@ -71,17 +71,18 @@ def check(problem: Problem, out: Tensor, lse: Tensor | None = None, max_scores: 
     dtype = problem.query.dtype
     assert out.dtype == dtype, f"{name}: out is {out.dtype}, not {dtype}"
     statistics_dtype = torch.float64 if dtype == torch.float64 else torch.float32
-    _compare(f"{name} out", out, exact.out, plain.out, dtype)
+    compare(f"{name} out", out, exact.out, plain.out, dtype)
     for label, actual, wanted, simple in (
         ("lse", lse, exact.lse, plain.lse),
         ("max", max_scores, exact.max_scores, plain.max_scores),
     ):
         if actual is not None:
             assert actual.dtype == statistics_dtype, f"{name} {label} is {actual.dtype}, not {statistics_dtype}"
-            _compare(f"{name} {label}", actual, wanted, simple, statistics_dtype)
+            compare(f"{name} {label}", actual, wanted, simple, statistics_dtype)
 
 
-def _compare(what: str, actual: Tensor, exact: Tensor, plain: Tensor, dtype: torch.dtype) -> None:
+def compare(what: str, actual: Tensor, exact: Tensor, plain: Tensor, dtype: torch.dtype) -> None:
+    """The rule for one tensor: `plain` is what eager torch gives."""
     assert actual.shape == exact.shape, f"{what}: shape {tuple(actual.shape)}, not {tuple(exact.shape)}"
     actual, plain = actual.detach().double(), plain.double()
     finite = exact.isfinite()
