@@ -165,7 +165,6 @@ class _BackwardDecomposition(Decomposition):
             if rest is not None:
                 difference = m.binary("subf", difference, rest, "difference")
             power = m.unary_math("exp2", m.binary("mulf", difference, log2e, "exponent"), "p")
-            cast(Operation, power.owner).attributes[tile.NONPOSITIVE] = UnitAttr()  # a weight is at most 1
             return power
 
         return self._map(self.score_type, "weights", inputs, weight)
