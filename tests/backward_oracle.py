@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -41,8 +41,16 @@ def oracle_gradients(problem: Problem, captures: Sequence[Tensor], grad_out: Ten
 
 
 def eager_gradients(problem: Problem, captures: Sequence[Tensor], grad_out: Tensor, grad_lse: Tensor | None) -> Gradients:
-    """In the inputs' own dtype: products in f32 (f64 for f64), the weights rounded, as eager flex_attention has them."""
-    return _gradients(problem, captures, grad_out, grad_lse, problem.query.dtype, {})
+    """In the inputs' own dtype: products in f32 (f64 for f64), the weights rounded, as eager flex_attention has them.
+
+    For f64 this is the oracle's formula, so the sums are taken in another order: the head dims are turned round.
+    """
+    if problem.query.dtype != torch.float64:
+        return _gradients(problem, captures, grad_out, grad_lse, problem.query.dtype, {})
+    turned = [tensor.flip(-1) for tensor in (problem.query, problem.key, problem.value)]
+    problem = replace(problem, query=turned[0], key=turned[1], value=turned[2])
+    found = _gradients(problem, captures, grad_out.flip(-1), grad_lse, torch.float64, {})
+    return replace(found, query=found.query.flip(-1), key=found.key.flip(-1), value=found.value.flip(-1))
 
 
 @contextmanager
@@ -112,8 +120,7 @@ def _attention(
 ) -> tuple[Tensor, Tensor]:
     batch, heads, queries, _ = query.shape
     head_of = torch.arange(heads) // (heads // key.shape[1])
-    kv = torch.arange(batch) if key.shape[0] > 1 else torch.zeros(batch, dtype=torch.long)
-    wide_key, wide_value = key[kv][:, head_of], value[torch.arange(batch) if value.shape[0] > 1 else kv][:, head_of]
+    wide_key, wide_value = (tensor.expand(batch, -1, -1, -1)[:, head_of] for tensor in (key, value))
     natural = (query.to(working) @ wide_key.to(working).mT) * scale
     with torch.no_grad():
         scores = torch.stack([modified(problem, natural[b], b, slice(0, queries)) for b in range(batch)])

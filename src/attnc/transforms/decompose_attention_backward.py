@@ -28,7 +28,7 @@ from __future__ import annotations
 import math
 from typing import cast
 
-from xdsl.dialects.builtin import ModuleOp, TensorType, UnitAttr, i1
+from xdsl.dialects.builtin import ModuleOp, TensorType, i1
 from xdsl.ir import Block, Operation, SSAValue
 from xdsl.rewriter import InsertPoint, Rewriter
 
@@ -164,8 +164,7 @@ class _BackwardDecomposition(Decomposition):
             difference = m.binary("subf", x, anchor, "difference")
             if rest is not None:
                 difference = m.binary("subf", difference, rest, "difference")
-            power = m.unary_math("exp2", m.binary("mulf", difference, log2e, "exponent"), "p")
-            return power
+            return m.unary_math("exp2", m.binary("mulf", difference, log2e, "exponent"), "p")
 
         return self._map(self.score_type, "weights", inputs, weight)
 

@@ -37,6 +37,8 @@ from attnc.transforms.differentiate_tape import length_of, yielded
 
 TURNS = 4096
 """Turns of loops that are written out, at most."""
+FEW = 6
+"""With more sums than this, a map that reads captured tensors is not written twice, for full and for partial blocks."""
 
 
 class Derivative:
@@ -172,7 +174,8 @@ class Derivative:
         gathers = any(isinstance(inner, tile.GatherOp) for op in needed for inner in op.walk())
         parent, region = self.op.parent_op(), self.op.parent_region()
         type_ = tile.tile_type(*shape, element)
-        if gathers and shape == (self.rows, self.columns) and isinstance(parent, tile.CaseOp):
+        few = sum(isinstance(op, AccumulateOp) for op in self.source.ops) <= FEW
+        if gathers and few and shape == (self.rows, self.columns) and isinstance(parent, tile.CaseOp):
             labels = next(
                 [name.data for name in group] for group, case in zip(parent.labels, parent.cases, strict=True) if case is region
             )
