@@ -234,3 +234,20 @@ def test_a_warm_start_imports_no_compiler(tmp_path: Path):
         for _ in range(2)
     ]
     assert [run.stdout.strip() for run in runs] == ["['xdsl']", "[]"]
+
+
+def relative(q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> Tensor:
+    places = torch.arange(q.shape[2])
+    bias = table[torch.clamp(places[None] - places[:, None], -8, 8) + 8].permute(2, 0, 1)
+    return torch.softmax(q @ k.mT + bias, -1) @ v
+
+
+def test_a_table_of_relative_positions():
+    check(relative, *qkv(2, 4, 30, 16), randn(17, 4))
+
+
+def test_what_follows_attention_element_by_element_is_its_end():
+    def ended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return torch.relu(SDPA(q, k, v) * 2).transpose(1, 2)
+
+    check(ended, *qkv(2, 3, 33, 16), kernels=1)

@@ -25,12 +25,12 @@ def plan_attention(planner: Planner, kernel: dict[str, Any], step: dict[str, Any
         return
     if head_dim == 0:
         raise ShapeError("the head dim of query and key is 0")
-    out = next((target for target, wide in zip(targets, kernel["wide"], strict=True) if wide), None)
+    wide = [target for target, is_wide in zip(targets, kernel["wide"], strict=True) if is_wide]
     few = "out" in kernel["roles"] and few_queries(batch, heads, kv_heads, queries, keys)
     strides = [_strides(views[n], n in step["ins"][:3]) if n in views else "" for n in step["ins"]]
     variant = {
         "strides": strides,
-        "strided_out": out is not None and value_dim > 1 and out.strides[3] != 1,
+        "strided_out": value_dim > 1 and any(target.strides[3] != 1 for target in wide),
         "few_queries": few,
         "head_dims": [head_dim, value_dim],
     }

@@ -303,7 +303,7 @@ class _Outlining:
             init = views.empty(inner, [*self.row_sizes, columns], type_.element_type, "init")
             new = AttentionOp(query5, key, value, scale, init, maps[:5], region)
             inner.insert(new, "out_5d")
-            return new, [new.result], [(out_groups, map_results(op.maps[-1]), type_)]
+            return new, *self._results(inner, new, out_groups)
         zero = inner.constant(0.0, self.score, "zero")
         lowest = inner.constant(float("-inf"), self.score, "minus_infinity")
         wide = views.empty(inner, [*self.row_sizes, columns], self.score, "acc_empty")
@@ -314,13 +314,15 @@ class _Outlining:
         ]
         online = OnlineAttentionOp(query5, key, value, scale, inits[0], inits[1], inits[2], maps, region)
         inner.insert(online, "acc", "max", "sum")
-        self.results = absorbed_results(self, inner, online)
-        row_groups = [places.b, places.heads, places.q]
+        return online, *self._results(inner, online, out_groups)
+
+    def _results(self, inner: Builder, attention: AttentionLike, out_groups: list[tuple[int, ...]]):
+        self.results = absorbed_results(self, inner, attention)
         inverse = []
         for result in self.results:
-            groups = out_groups if len(cast(TensorType, result.inside.type).shape) == 5 else row_groups
+            groups = out_groups if len(cast(TensorType, result.inside.type).shape) == 5 else out_groups[:3]
             inverse.append((groups, result.picked, cast(TensorType, result.outside.type)))
-        return online, [result.inside for result in self.results], inverse
+        return [result.inside for result in self.results], inverse
 
     def _collapsed(self, inner: Builder, result: SSAValue) -> SSAValue:
         shape = cast(TensorType, result.type).get_shape()
@@ -328,12 +330,10 @@ class _Outlining:
         return views.collapse(inner, result, groups, [*self.row_sizes, shape[-1]][: len(shape)])
 
     def _result_roles(self, attention: AttentionLike, results: Sequence[SSAValue]) -> list[str]:
-        if isinstance(attention, AttentionOp):
-            return ["out"]
         roles: list[str] = []
         for result in results:
             wide = len(cast(TensorType, result.type).shape) == 5
-            role = "out" if wide else "max" if result is attention.max_result else "lse"
+            role = "out" if wide else "max" if result in attention.results[1:2] else "lse"
             roles.append(role if role not in roles else f"{role}_{len(roles)}")
         return roles
 
@@ -366,10 +366,8 @@ class _Outlining:
 
     def _replace(self, new: list[SSAValue]) -> None:
         op = self.op
-        if isinstance(op, AttentionOp):
-            replaced = [(op.result, new[0])]
-        else:
-            replaced = [(result.outside, value) for result, value in zip(self.results, new, strict=True)]
+        replaced = [(result.outside, value) for result, value in zip(self.results, new, strict=True)]
+        if isinstance(op, OnlineAttentionOp):
             replaced = merge_initial_values(self, op, replaced)
         ops = list(self.block.ops)
         for inner in ops:

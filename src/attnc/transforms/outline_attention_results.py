@@ -14,7 +14,7 @@ from xdsl.ir.affine import AffineDimExpr, AffineMap
 from attnc.analysis.attention import constant_of
 from attnc.analysis.roles import map_results
 from attnc.dialects.building import Builder
-from attnc.dialects.linalg_ext import OnlineAttentionOp
+from attnc.dialects.linalg_ext import AttentionLike, OnlineAttentionOp
 from attnc.transforms import tensor_views as views
 
 if TYPE_CHECKING:
@@ -52,22 +52,20 @@ def is_neutral(op: OnlineAttentionOp) -> bool:
     return all(filled_with(init) == neutral for init, neutral in zip(op.inits, NEUTRAL, strict=True))
 
 
-def absorbed_results(outlining: _Outlining, inner: Builder, online: OnlineAttentionOp) -> list[FunctionResult]:
+def absorbed_results(outlining: _Outlining, inner: Builder, attention: AttentionLike) -> list[FunctionResult]:
     """The results that the caller needs: where elementwise operations on the attention's results alone follow, theirs."""
     op = outlining.op
-    assert isinstance(op, OnlineAttentionOp)
     count = len(op.inits)
     own = [
         FunctionResult(inside, outside, map_results(map_))
-        for inside, outside, map_ in zip(online.results, op.results, op.maps[-count:], strict=True)
+        for inside, outside, map_ in zip(attention.results, op.results, op.maps[-count:], strict=True)
     ]
     known = {result.outside: result for result in own}
-    ends: list[FunctionResult] = []
-    if is_neutral(op):
-        ends = _absorb(outlining, inner, known)
+    continues = isinstance(op, OnlineAttentionOp) and not is_neutral(op)
+    ends = [] if continues else _absorb(outlining, inner, known)
     taken = {result.source for result in ends}
     needed = [result for result in own if any(use.operation not in taken for use in result.outside.uses)]
-    if not is_neutral(op) and own[1] not in needed:
+    if continues and own[1] not in needed:
         needed.append(own[1])  # what is merged is relative to the maximum
     outlining.absorbed = [result.source for result in ends if result.source is not None]
     for end in list(ends):

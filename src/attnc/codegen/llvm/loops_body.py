@@ -81,6 +81,7 @@ def loop_body(function: FuncOp) -> LoopBody:
             body.gathers.append(_gathered(argument))
     _replace_extracts(body)
     _hoist_constants(function, body)
+    body.yielded = list(last.operands)  # what they were may have been replaced
     return body
 
 
