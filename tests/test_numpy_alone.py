@@ -91,6 +91,13 @@ def test_the_examples_of_the_documentation(alone):
     assert python(alone, "-c", EXAMPLES).strip() == "[] True 5"
 
 
+def test_the_examples_of_the_readme(alone):
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    for block in blocks:
+        if "attnc.numpy" in block:
+            python(alone, "-c", block)
+
+
 CALL = """
 import sys
 import numpy as np

@@ -73,7 +73,7 @@ table = RNG.standard_normal(64).astype(np.float32)
 square = RNG.standard_normal((8, 8)).astype(np.float32)
 whole = RNG.integers(0, 9, 9)
 flags = RNG.random(9) < 0.7
-zero_dims = np.array(0.5)
+zero_dims, count = np.array(0.5), np.array(3)
 structured = np.zeros(9, np.dtype([("a", "f4"), ("b", "i8")]))
 structured["a"], structured["b"] = RNG.standard_normal(9), RNG.integers(0, 5, 9)
 bfloats: Any = RNG.standard_normal(9).astype(ml_dtypes.bfloat16)
@@ -149,6 +149,7 @@ SCORES = {
         s * (2 if number > 2 else 3)
         + sum(table[i] for i in range(strong)) + table[strong] + s**number
     ),
+    "a 0-d array as a value": lambda s, b, h, q, k: s * zero_dims + sum(table[i] for i in range(count)) * count,
     "structured": lambda s, b, h, q, k: s + structured["a"][q] * structured["b"][k],
     "constants": lambda s, b, h, q, k: (
         np.where(q < k, -np.inf, s) + np.pi * np.finfo(np.float32).eps
@@ -260,6 +261,20 @@ def test_values_that_python_looks_at_are_guards(traces):
     assert len(traces) == 3
 
 
+def test_the_content_of_an_array_without_dims_is_a_guard(traces):
+    count = np.array(2)
+
+    def score_mod(s, b, h, q, k):
+        return s + sum(table[i] for i in range(count)) * count
+
+    holds(score_mod)
+    holds(score_mod)
+    assert len(traces) == 1
+    count[...] = 3
+    holds(score_mod)
+    assert len(traces) == 2
+
+
 def test_a_number_beyond_its_dtype_is_numpys_error():
     limit = 5
 
@@ -327,6 +342,16 @@ unsigned = np.arange(9, dtype=np.uint32)
 generator = np.random.default_rng()
 
 
+class Tensor:
+    """An array of another library."""
+
+    def __array__(self, dtype=None, copy=None):
+        return table
+
+
+tensor = Tensor()
+
+
 def writes(s, b, h, q, k):
     table[0] = 1
     return s
@@ -366,6 +391,7 @@ REFUSED: dict[str, tuple[Any, type[AttncError], str]] = {
     "masked": (lambda s, b, h, q, k: s + masked[q], UnsupportedTensorError, "MaskedArray"),
     "objects": (lambda s, b, h, q, k: s + objects[h], UnsupportedTensorError, "dtype object"),
     "unsigned": (lambda s, b, h, q, k: s + unsigned[q], UnsupportedTensorError, "uint32"),
+    "a tensor": (lambda s, b, h, q, k: s + tensor[q], UnsupportedTensorError, "capture numpy.asarray"),
     "returns None": (lambda s, b, h, q, k: None, ModSignatureError, "NoneType"),
     "returns a row": (lambda s, b, h, q, k: square[h], ModSignatureError, "not a scalar"),
     "generates": (lambda s, b, h, q, k: (yield s), ModSignatureError, "generator"),

@@ -60,10 +60,12 @@ class NumpyEnvironment(Wrapping):
             return standin_of(self.tracer, self._same(value, node))
         if _draws(value, kind):
             raise refuse(RandomModError, f"a mod uses {node.name}, which draws random numbers", _DRAW)
-        if kind.__module__.partition(".")[0] == "torch" and hasattr(value, "data_ptr"):
-            raise UnsupportedTensorError(
-                f"a mod captures {node.name}, a torch tensor", remedy="capture tensor.numpy(), or call attnc.flex_attention"
-            )
+        if hasattr(kind, "__array__") or hasattr(kind, "__dlpack__"):
+            remedy = "capture numpy.asarray(…) of it"
+            if kind.__module__.partition(".")[0] == "torch":
+                remedy = "capture tensor.numpy(), or call attnc.flex_attention"
+            what = f"{kind.__module__}.{kind.__qualname__}"
+            raise refuse(UnsupportedTensorError, f"a mod captures {node.name}, a {what}, not a NumPy array", remedy)
         return NOT_OWN
 
     def is_array(self, value: Any) -> bool:

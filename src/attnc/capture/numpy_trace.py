@@ -96,6 +96,13 @@ class NumpyTracer(Recorder):
             self._standins[id(array)] = standin
         return standin
 
+    def content(self, array: np.ndarray) -> NumberProxy | None:
+        """What a captured array without dims holds, as a number that Python reads."""
+        nodes = self._nodes.get(id(array))
+        if not nodes:
+            return None
+        return NumberProxy(self.plan, ("{}[()]", ("read", nodes[0])), array[()])
+
     def field(self, array: np.ndarray, name: str) -> TracedArray:
         """A field of a captured structured array."""
         nodes = self._nodes.get(id(array))

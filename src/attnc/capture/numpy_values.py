@@ -148,34 +148,40 @@ class TracedArray(NDArrayOperatorsMixin):
 
     # -- numbers ------------------------------------------------------------------------------------------------------
 
+    def _known(self) -> NumberProxy | None:
+        """The number, if it is one, or what a captured array without dims holds."""
+        if self.number is None and self.array is not None and not self._shape:
+            return self._tracer.content(self.array)
+        return self.number
+
     def _value(self) -> Any:
         """The value of a number, which from now on is guarded."""
-        assert self.number is not None
-        value, plan = self.number._value, self.number._plan
+        known = self._known()
+        assert known is not None
         kind = {"b": bool, "i": int, "u": int}.get(self.dtype.kind, float)
-        plan.guard((f"{kind.__name__}({{}})", self.number._expression), kind(value))
-        return value
+        known._plan.guard((f"{kind.__name__}({{}})", known._expression), kind(known._value))
+        return known._value
 
     def __bool__(self) -> bool:
-        return bool(self._value()) if self.number is not None else self._no("__bool__")
+        return bool(self._value()) if self._known() is not None else self._no("__bool__")
 
     def __int__(self) -> int:
-        return int(self._value()) if self.number is not None else self._no("__int__")
+        return int(self._value()) if self._known() is not None else self._no("__int__")
 
     def __float__(self) -> float:
-        return float(self._value()) if self.number is not None else self._no("__float__")
+        return float(self._value()) if self._known() is not None else self._no("__float__")
 
     def __complex__(self) -> complex:
-        return complex(self._value()) if self.number is not None else self._no("__complex__")
+        return complex(self._value()) if self._known() is not None else self._no("__complex__")
 
     def __index__(self) -> int:
-        return operator.index(self._value()) if self.number is not None else self._no("__index__")
+        return operator.index(self._value()) if self._known() is not None else self._no("__index__")
 
     def __hash__(self) -> int:
-        return hash(self._value()) if self.number is not None else self._no("__hash__")
+        return hash(self._value()) if self._known() is not None else self._no("__hash__")
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
-        return np.array(self._value(), dtype=dtype) if self.number is not None else self._no("__array__")
+        return np.array(self._value(), dtype=dtype) if self._known() is not None else self._no("__array__")
 
     def __contains__(self, value: Any) -> bool:
         return self._no("__contains__")
@@ -185,7 +191,7 @@ class TracedArray(NDArrayOperatorsMixin):
 
     def item(self, *args: Any) -> Any:
         """The number as Python's own."""
-        return self._value().item() if self.number is not None else self._no("item")
+        return self._value().item() if self._known() is not None else self._no("item")
 
     @staticmethod
     def _no(name: str) -> Any:
@@ -193,7 +199,7 @@ class TracedArray(NDArrayOperatorsMixin):
 
     def __round__(self, digits: int | None = None) -> Any:
         if digits is None:
-            return round(self._value()) if self.number is not None else self._no("__int__")
+            return round(self._value()) if self._known() is not None else self._no("__int__")
         return self._tracer.function(np.round, (self, digits), {})
 
     # -- writing ------------------------------------------------------------------------------------------------------
@@ -231,7 +237,7 @@ class TracedArray(NDArrayOperatorsMixin):
 
     def __getattr__(self, name: str) -> Any:
         if name in _READS or name == "__array_struct__":
-            if self.number is not None and name.startswith("__"):
+            if self._known() is not None and name.startswith("__"):
                 raise AttributeError(name)
             raise _refused("__array_interface__" if name == "__array_struct__" else name)
         method = METHODS.get(name)
