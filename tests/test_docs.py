@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -77,12 +78,25 @@ def test_assembly_excerpts_are_emitted(lowered):
         assert f" {' '.join(opcodes(block))} " in f" {emitted} ", "these opcodes do not follow each other"
 
 
-def test_the_first_example_of_the_readme_runs():
-    source = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)[0]
+README_BLOCKS = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+
+
+def run(source: str) -> dict:
     scope: dict = {}
     exec(compile(source, "README.md", "exec"), scope)
-    assert scope["out"].shape == scope["query"].shape
-    assert torch.isfinite(scope["out"]).all()
+    return scope
+
+
+def test_the_three_ways_in_of_the_readme_run():
+    of_torch, of_transformers, of_numpy = map(run, README_BLOCKS)
+    assert of_torch["out"].shape == of_torch["query"].shape
+    assert torch.isfinite(of_torch["out"]).all() and of_torch["slopes"].grad.abs().sum() > 0
+    tokens = torch.arange(12)[None]
+    with torch.no_grad():
+        logits = of_transformers["model"](tokens).logits
+        of_transformers["model"].set_attn_implementation("sdpa")
+        torch.testing.assert_close(logits, of_transformers["model"](tokens).logits)
+    assert of_numpy["out"].shape == of_numpy["query"].shape and np.isfinite(of_numpy["out"]).all()
 
 
 def test_links_of_the_readme_exist():
