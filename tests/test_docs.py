@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+import attnc
 from needs import needs_isa
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -23,7 +24,9 @@ def lowered():
     source = next(text for language, _, text in BLOCKS if language == "python")
     scope: dict = {}
     exec(compile(source, "alibi.py", "exec"), scope)
-    return scope["lowered"]
+    return scope["lowered"], attnc.lower(
+        *(scope[name] for name in ("query", "key", "value", "alibi")), mask_mod=scope["causal"], backward=True
+    )
 
 
 def pattern(line: str) -> re.Pattern[str]:
@@ -34,7 +37,8 @@ def pattern(line: str) -> re.Pattern[str]:
 
 @pytest.mark.parametrize(("stage", "excerpt"), EXCERPTS, ids=[f"{i}-{stage}" for i, (stage, _) in enumerate(EXCERPTS)])
 def test_excerpts_are_printed(lowered, stage, excerpt):
-    printed = iter(line.strip() for line in lowered.stages[stage].splitlines())
+    forward, backward = lowered
+    printed = iter(line.strip() for line in {**backward.stages, **forward.stages}[stage].splitlines())
     for line in excerpt.splitlines():
         if line.strip() == "…":
             continue
@@ -43,13 +47,15 @@ def test_excerpts_are_printed(lowered, stage, excerpt):
 
 
 def test_every_stage_is_walked_through(lowered):
-    assert set(lowered.stages) == {stage for stage, _ in EXCERPTS}
+    forward, backward = lowered
+    shown = {stage for stage, _ in EXCERPTS}
+    assert set(forward.stages) <= shown and shown <= {*forward.stages, *backward.stages}
 
 
 def test_code_is_as_described(lowered):
     for name in ("@attention.plan", "@attention.work", "@attnc.softmax_exp2."):
-        assert name in lowered.llvm_ir
-    assert "attention.work:" in lowered.assembly
+        assert name in lowered[0].llvm_ir
+    assert "attention.work:" in lowered[0].assembly
 
 
 def code_blocks(language: str) -> list[str]:
@@ -73,7 +79,7 @@ def opcodes(assembly: str) -> list[str]:
 
 @needs_isa("avx512f")
 def test_assembly_excerpts_are_emitted(lowered):
-    emitted = " ".join(opcodes(lowered.assembly))
+    emitted = " ".join(opcodes(lowered[0].assembly))
     for block in code_blocks("asm"):
         assert f" {' '.join(opcodes(block))} " in f" {emitted} ", "these opcodes do not follow each other"
 

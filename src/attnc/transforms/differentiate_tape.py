@@ -114,7 +114,10 @@ class Tape:
                 self.values[op.result] = self._extract(op)
             elif op.results:
                 operands = [self.raw(operand) for operand in op.operands]
-                self.values[op.results[0]] = self.r.emit(type(op), operands, op.results[0].type, op.properties)
+                result = self.r.emit(type(op), operands, op.results[0].type, op.properties)
+                if result.name_hint is None:
+                    result.name_hint = op.results[0].name_hint
+                self.values[op.results[0]] = result
 
     def _extract(self, op: tensor.ExtractOp) -> SSAValue:
         source, *indices = (self.raw(operand) for operand in op.operands)
