@@ -65,7 +65,7 @@ def code_blocks(language: str) -> list[str]:
 
 
 def test_llvm_excerpts_are_emitted(lowered):
-    emitted = iter(lowered.llvm_ir.splitlines())
+    emitted = iter(lowered[0].llvm_ir.splitlines())
     for line in "".join(code_blocks("llvm")).splitlines():
         # The width of a vector and the name that carries it are the machine's.
         wanted = re.compile(re.sub(r"(?<=<)\d+(?= x)|(?<=\\\.v)\d+", r"\\d+", re.escape(line).replace("\\ ", " ")))
