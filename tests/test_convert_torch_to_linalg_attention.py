@@ -9,13 +9,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.export import Dim
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import and_masks, create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
 import attnc
+from attnc.dialects.torch import FlexAttentionOp
 from attnc.errors import AttncError, UnsupportedGraphError
 from linalg_interpreter import run_function, to_numpy
-from torch_graphs import check, exported, to_linalg
+from oracle import Problem, oracle
+from torch_graphs import check, exported, interpreted, to_linalg
 
 GENERATOR = torch.Generator().manual_seed(0)
 
@@ -109,6 +111,46 @@ def test_flex_attention(mask: str, lse: bool):
     blocks = create_block_mask(causal, None, None, 9, 10, device="cpu", BLOCK_SIZE=4) if mask == "lists" else None
     model = Flex(blocks, lse, mask == "in graph")
     check(model, heads(kv_heads=2, queries=9, keys=10), tolerance=16)
+
+
+class MadeInside(nn.Module):
+    """A BlockMask made in the graph, of one mask function; maybe applied with another."""
+
+    def __init__(self, mask: Any, batch: int | None = None, heads: int | None = None, other: Any = None):
+        super().__init__()
+        self.mask, self.shape, self.other = mask, (batch, heads), other
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Any:
+        lengths = query.shape[2], key.shape[2]
+        blocks = create_block_mask(self.mask, *self.shape, *lengths, device="cpu", BLOCK_SIZE=4)
+        if self.other is not None:
+            blocks.mask_mod = self.other
+        return flex_attention(query, key, value, block_mask=blocks)
+
+
+MADE_INSIDE: dict[str, tuple[MadeInside, bool]] = {  # whether the lists follow from the mask
+    "window": (MadeInside(lambda b, h, q, k: (q // 2 >= k // 2) & (q - k < 3)), True),
+    "and_masks": (MadeInside(and_masks(causal, lambda b, h, q, k: q - k < 3)), True),
+    "by head": (MadeInside(lambda b, h, q, k: (q >= k) | (h == 1), 2, 4), True),
+    "by head, made for all alike": (MadeInside(lambda b, h, q, k: (q >= k) | (h == 1)), False),
+    "swapped": (MadeInside(causal, other=lambda b, h, q, k: k >= q), False),
+    "another number": (MadeInside(lambda b, h, q, k: q - k < 3, other=lambda b, h, q, k: q - k < 4), False),
+}
+
+
+@pytest.mark.parametrize("name", MADE_INSIDE)
+def test_lists_that_follow_from_the_mask_are_not_made(name: str):
+    """Where they do not, they are honoured, as torch's compiled kernels do: torch's eager formula ignores them."""
+    model, redundant = MADE_INSIDE[name]
+    inputs = heads(queries=9, keys=10)
+    program = exported(model, inputs)
+    (attention,) = [op for op in program.module.walk() if isinstance(op, FlexAttentionOp)]
+    assert (attention.blocks is None) == redundant
+    (found,) = interpreted(program, to_linalg(str(program.module)), inputs)
+    blocks = create_block_mask(model.mask, *model.shape, 9, 10, device="cpu", BLOCK_SIZE=4)
+    blocks.mask_mod = model.other or model.mask
+    wanted = oracle(Problem(*inputs, block_mask=blocks)).out
+    np.testing.assert_allclose(found, wanted.numpy(), atol=1e-5)
 
 
 def test_flex_attention_of_open_lengths():

@@ -7,14 +7,14 @@
     %lse = torch.aten.mul.Scalar %natural, %log2e              # the HOP's lse and max are in log2 units
 
 A BlockMask's lists become one tensor of block classes, by ATen operations in the graph. Where the graph itself made the lists
-from a table of blocks, as create_block_mask does, the classes are taken from that table.
+from a table of blocks, as create_block_mask does, the classes are taken from that table, or, where they follow from the mask
+function (exported_block_mask.py), are not needed.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from operator import getitem
 from typing import Any
 
 import torch
@@ -23,14 +23,13 @@ from xdsl.dialects import func
 from xdsl.dialects.builtin import FunctionType
 from xdsl.ir import Block, Region, SSAValue
 
+from attnc.capture.exported_block_mask import is_redundant, table_of
 from attnc.capture.exported_nodes import GraphWriter, needed_nodes, type_of
 from attnc.capture.record import MASK_ARGUMENTS, SCORE_ARGUMENTS
 from attnc.dialects.torch import FlexAttentionOp, FloatType, VTensorType, bool_, si8, si64, torch_op
 from attnc.errors import UnsupportedGraphError
 
 _UNBOUNDED = 1 << 30  # the block size of torch's BlockMask for no mask at all
-_aten: Any = torch.ops.aten
-_COPIES = (_aten._to_copy.default, _aten.clone.default, _aten.to.dtype, _aten.contiguous.default)
 
 
 def flex(writer: GraphWriter, node: fx.Node) -> list[SSAValue]:
@@ -43,7 +42,9 @@ def flex(writer: GraphWriter, node: fx.Node) -> list[SSAValue]:
     mask = _mod(writer, mask_graph, "mask_mod", MASK_ARGUMENTS)
     blocks = None
     if not (query_block == key_block == _UNBOUNDED):
-        blocks = _classes(writer, *block_mask[2:6])
+        lists = block_mask[2:6]
+        if not is_redundant(lists, (query_block, key_block), writer.values[mask_graph]):
+            blocks = _classes(writer, *lists)
     wanted = [user.args[1] for user in node.users]
     return _attention(
         writer,
@@ -151,7 +152,7 @@ def _cast(writer: GraphWriter, table: SSAValue) -> SSAValue:
 
 def _listed(writer: GraphWriter, num: fx.Node, indices: fx.Node) -> SSAValue:
     """Whether a block is among the first `num` of its row's `indices`, as a table of integers or bools."""
-    table = _table_of(num, indices)
+    table = table_of(num, indices)
     if table is not None:
         return writer.values[table]
     # any over j of (j < num) & (indices[j] == column)
@@ -172,30 +173,6 @@ def _listed(writer: GraphWriter, num: fx.Node, indices: fx.Node) -> SSAValue:
     both = writer.aten("bitwise_and.Tensor", [here, wide], [VTensorType([*shape, columns], bool_)]).results[0]
     arguments = [both, writer.constant(-2), writer.constant(False)]
     return writer.aten("any.dim", arguments, [VTensorType([*shape[:-1], columns], bool_)]).results[0]
-
-
-def _table_of(num: Any, indices: Any) -> fx.Node | None:
-    """The dense table that both lists were made of: num = table.sum(-1), indices = table.argsort(descending, stable)."""
-    total, order = _uncopied(num), _uncopied(indices)
-    if order.target == _aten.argsort.stable:
-        source = order
-    elif order.target is getitem and order.args[1] == 1 and isinstance(order.args[0], fx.Node):
-        source = order.args[0]
-        if source.target != _aten.sort.stable:
-            return None
-    else:
-        return None
-    descending = source.kwargs.get("descending", source.args[3] if len(source.args) > 3 else False)
-    if total.target != _aten.sum.dim_IntList or list(total.args[1]) != [-1] or not descending:  # type: ignore[arg-type]
-        return None
-    table = source.args[0]
-    return table if isinstance(table, fx.Node) and table is total.args[0] else None
-
-
-def _uncopied(node: Any) -> Any:
-    while node.target in _COPIES and isinstance(node.args[0], fx.Node):
-        node = node.args[0]
-    return node
 
 
 # -- attnc::attention -------------------------------------------------------------------------------------------------
