@@ -314,3 +314,24 @@ def test_what_every_pass_prints_verifies_in_iree_and_is_read_again(tmp_path: Pat
             Printer(stream, print_generic_format=True).print_op(module)
         done = subprocess.run([tool("iree-opt"), str(tmp_path / f"{name}.mlir")], capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{name}: {done.stderr[:2000]}"
+
+
+def test_what_is_inserted_last_stands():
+    """Sources are computed where they belong only where that changes nothing."""
+    text = """func.func @main(%x: tensor<2x5xf32>, %y: tensor<4x5xf32>) -> (tensor<4x5xf32>, tensor<4x5xf32>) {
+  %e = tensor.empty() : tensor<4x5xf32>
+  %e2 = tensor.empty() : tensor<2x5xf32>
+  %b = math.exp %x : tensor<2x5xf32>
+  %a = math.absf %x : tensor<2x5xf32>
+  %r0 = tensor.insert_slice %a into %e[0, 0] [2, 5] [1, 1] : tensor<2x5xf32> into tensor<4x5xf32>
+  %r1 = tensor.insert_slice %b into %r0[1, 0] [2, 5] [1, 1] : tensor<2x5xf32> into tensor<4x5xf32>
+  %r2 = tensor.insert_slice %a into %r1[2, 0] [2, 5] [1, 1] : tensor<2x5xf32> into tensor<4x5xf32>
+  %c = math.exp %y : tensor<4x5xf32>
+  %s = tensor.insert_slice %b into %c[1, 0] [2, 5] [1, 1] : tensor<2x5xf32> into tensor<4x5xf32>
+  return %r2, %s : tensor<4x5xf32>, tensor<4x5xf32>
+}"""
+    x, y = RNG.standard_normal((2, 5), np.float32), RNG.standard_normal((4, 5), np.float32)
+    first, second = attnc.compile(text)(x, y)
+    a, b, c = np.abs(x), np.exp(x), np.exp(y)
+    assert np.allclose(first, np.stack([a[0], b[0], a[0], a[1]]), atol=1e-6)
+    assert np.allclose(second, np.stack([c[0], b[0], b[1], c[3]]), atol=1e-6)

@@ -23,7 +23,7 @@ ITEM_BYTES = {"f64": 8, "f32": 4, "f16": 2, "bf16": 2, "i64": 8, "index": 8, "i3
 ALIGNMENT = 64
 
 
-@dataclass
+@dataclass(eq=False)
 class Buffer:
     """Memory: an "argument", a "result", a "constant" (by number) or "temporary" (first and last launch that needs it)."""
 
@@ -116,6 +116,10 @@ def split(sizes: Sequence[int], strides: Sequence[int], groups: Sequence[Sequenc
     return tuple(found)
 
 
+def _overlap(a: Sequence[tuple[int, int]], b: Sequence[tuple[int, int]]) -> bool:
+    return all(x < y + n and y < x + m for (x, m), (y, n) in zip(a, b, strict=True))
+
+
 class Planner(Sizes):
     """Plans one layout. `inputs` are (sizes, strides) of each tensor argument, numbers or None for scalars; `kernel(n,
     variant)` finds the compiled kernel."""
@@ -170,8 +174,9 @@ class Planner(Sizes):
                     if out not in self.placed:
                         self._place_for_reshape(out)
 
-    def _place(self, value: int, view: View) -> bool:
-        """Lets the new tensor that `value` is a view of lie where `value` then is `view`; whether that can be."""
+    def _place(self, value: int, view: View, collected: bool | None = None) -> bool:
+        """Lets the new tensor that `value` is a view of lie where `value` then is `view`; whether that can be. `collected` is
+        what `_is_collected` says of the insertions that follow."""
         step = self.producers.get(value)
         if step is None or value in self.placed:
             return False
@@ -183,11 +188,29 @@ class Planner(Sizes):
             return False
         source = step["ins"][1 if op == "insert" else 0]
         before = self._undone(step, view, self.sizes[source])
-        if before is None or not self._place(source, before):
+        if op == "insert" and collected is None:
+            collected = self._is_collected(step)
+        if before is None or not self._place(source, before, collected if op == "insert" else None):
             return False
-        if op == "insert":
+        if op == "insert" and collected:
             self._place(step["ins"][0], self._sliced(step, view))
         return True
+
+    def _is_collected(self, step: Step) -> bool:
+        """Whether an insertion is one of several into an empty tensor, none over another: then each source may be computed
+        where it belongs, in any order."""
+        boxes = []
+        while step["op"] == "insert":
+            offsets, sizes = self.listed(step["offsets"]), self.listed(step["sizes"])
+            if any(stride != 1 for stride in self.listed(step["strides"])):
+                return False
+            boxes.append(list(zip(offsets, sizes, strict=True)))
+            if step["ins"][1] not in self.producers:
+                return False
+            step = self.producers[step["ins"][1]]
+        if step["op"] != "empty":
+            return False
+        return not any(_overlap(a, b) for n, a in enumerate(boxes) for b in boxes[:n])
 
     @staticmethod
     def _undone(step: Step, view: View, sizes: tuple[int, ...]) -> View | None:
@@ -361,14 +384,24 @@ class Planner(Sizes):
         source, destination = step["ins"]
         out = step["outs"][0]
         view = self.views[destination]
-        fresh = self.producers.get(destination, {}).get("op") in ("empty", "insert", "call")
-        if not fresh or len(self.users.get(destination, ())) > 1 or destination in self.kept:
+        if not self._is_ours(destination):
             target = self._new(out)
             if self.producers.get(destination, {}).get("op") != "empty":
                 self.copy(view, target)
             view = target
         self.copy(self.views[source], self._sliced(step, view))
         self.views[out] = view
+
+    def _is_ours(self, value: int) -> bool:
+        """Whether a tensor is new, and nobody but the step at hand needs it as it is."""
+        while len(self.users.get(value, ())) <= 1 and value not in self.kept and value in self.producers:
+            step = self.producers[value]
+            if step["op"] in ("empty", "insert", "call"):
+                return True
+            if step["op"] != "cast":
+                return False
+            value = step["ins"][0]
+        return False
 
     def _finish_results(self) -> list[tuple[tuple[int, ...], str]]:
         """Copies what is not yet in its result."""

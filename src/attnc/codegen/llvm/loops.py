@@ -46,8 +46,9 @@ from attnc.target import Target
 
 TASK = 16384
 """Elements of a task, about."""
-CHUNK = 8192
-"""Elements of the innermost dimension that a task takes at the most."""
+CHUNK, STRIDED_CHUNK = 8192, 16
+"""Elements of the innermost dimension that a task takes at the most. Where lanes are strided in an operand, each brings a cache
+line of its own, and the rows that follow want their neighbours: all of a chunk's lines should still be there."""
 
 
 @dataclass
@@ -80,6 +81,7 @@ class _Loop:
         wide = any(isinstance(type_, Float64Type) for type_ in body.element_types)
         self.width = 1 if self.lanes == "none" else target.lanes(64 if wide else 32)
         self.inputs, self.results = len(body.inputs), len(body.results)
+        self.chunk = STRIDED_CHUNK if "?" in self.strides else CHUNK
 
     def emit(self) -> tuple[str, dict[str, Any]]:
         work, region = self._work()
@@ -158,8 +160,8 @@ class _Loop:
         row, chunks, work = "1", "1", reduced
         if self.lanes == "parallel":
             row = frame.sizes[self.parallel - 1]
-            chunks = f.ceil_div(row, CHUNK)
-            work = f.mul(self._least(f, row, str(CHUNK)), reduced)
+            chunks = f.ceil_div(row, self.chunk)
+            work = f.mul(self._least(f, row, str(self.chunk)), reduced)
         work = f.emit(f"call i64 @llvm.umax.i64(i64 {work}, i64 1)")
         in_task = f.emit(f"udiv i64 {TASK}, {work}") if work != "1" else str(TASK)
         in_task = f.emit(f"call i64 @llvm.umax.i64(i64 {in_task}, i64 1)")
@@ -203,8 +205,8 @@ class _Loop:
         f.place(task)
         start, end = "0", row
         if self.lanes == "parallel":
-            start = f.mul(f.emit(f"urem i64 {taken}, {chunks}"), CHUNK)
-            end = self._least(f, f.add(start, CHUNK), row)
+            start = f.mul(f.emit(f"urem i64 {taken}, {chunks}"), self.chunk)
+            end = self._least(f, f.add(start, self.chunk), row)
             taken = f.emit(f"udiv i64 {taken}, {chunks}")
         first = f.mul(taken, in_task)
         last = self._least(f, f.add(first, in_task), rows)
