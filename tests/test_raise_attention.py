@@ -271,3 +271,43 @@ def test_a_sigmoid_is_left():
       %r = arith.divf %one, %d : f32"""
     weights = graph.elementwise("bhqk->bhqk", [graph.einsum("bhqe,bhke->bhqk", q, k)], body)
     left_alone(graph, graph.einsum("bhqk,bhke->bhqe", weights, v))
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "kept", "dead"),
+    [
+        (4, 4, "%ge = arith.cmpi sge, %i, %j : index", True),  # key 0
+        (4, 6, "%ge = arith.cmpi sge, %i, %j : index", True),
+        (4, 4, "%ge = arith.cmpi sgt, %i, %j : index", False),  # the first row has none
+        (4, 4, "%ge = arith.cmpi eq, %i, %j : index", True),  # the row's own
+        (6, 4, "%ge = arith.cmpi eq, %i, %j : index", False),  # which not every row has
+    ],
+)
+def test_a_mask_of_the_least_number_is_dead_where_every_row_keeps_a_key(queries: int, keys: int, kept: str, dead: bool):
+    """-3e38 is -inf only if no row can be masked out altogether; whether or not, the numbers are those that were written."""
+    graph = LinalgText()
+    q = graph.argument("q", (2, queries, 8))
+    k, v = (graph.argument(name, (2, keys, 8)) for name in "kv")
+    body = f"%i = linalg.index 0 : index\n      %j = linalg.index 1 : index\n      {kept}\n"
+    low, zero = graph.number(-3.1234e38), graph.number(0.0)
+    body += f"      %r = arith.select %ge, {zero.name}, {low.name} : f32"
+    mask = graph.elementwise("->qk", [], body, "f32", (queries, keys))
+    scores = graph.binary("addf", "bqk,qk->bqk", graph.einsum("bqe,bke->bqk", q, k), mask)
+    module = raised(graph, graph.einsum("bqk,bke->bqe", graph.softmax(scores), v))
+    filecheck(module, f"// CHECK{'' if dead else '-NOT'}: %minus_infinity")
+
+
+def test_two_masks_of_the_least_number_stay_finite():
+    """A row may lose by the second what the first leaves it: all its masked keys count alike then."""
+    graph = LinalgText()
+    q, k, v = qkv(graph)
+    mask = causal(graph, 4, 4)
+    padding = graph.argument("padding", (2, 4), "i1")
+    low = graph.number(-3.4028234663852886e38)
+    body = f"%c = arith.andi %a1, %a2 : i1\n      %r = arith.select %c, %a0, {low.name} : f32"
+    scores = graph.einsum("bhqe,bhke->bhqk", q, k)
+    scores = graph.elementwise("bhqk,qk,bk->bhqk", [scores, mask, padding], body)
+    text = graph.text(graph.einsum("bhqk,bhke->bhqe", graph.softmax(scores), v))
+    module = run_passes(text, "generalize-linalg", "raise-attention")
+    filecheck(module, "// CHECK-NOT: %minus_infinity")
+    run_both(text, module, [*normal(graph)[:3], np.array([[False, False, True, True], [True] * 4])])

@@ -15,14 +15,15 @@ Products sum in f32 in both. It takes all three operands, of one narrow type.
 
 from __future__ import annotations
 
-from xdsl.dialects.builtin import ModuleOp, TensorType
+from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.linalg import ops as linalg
+from xdsl.ir import SSAValue
 
-from attnc.analysis.axes import NoMatch
+from attnc.analysis.axes import Axis, NoMatch
 from attnc.analysis.elements import Apply, Element
 from attnc.dialects.linalg_ext import AttentionOp
 from attnc.target import Target
-from attnc.transforms.fold_into_attention_operands import Folding, fold_each
+from attnc.transforms.fold_into_attention_operands import Folding, axes_after, fold_each, only_user
 from attnc.transforms.raise_attention_region import HALVES
 
 NAME = "fold-casts"
@@ -64,24 +65,33 @@ def _narrow(folding: Folding, element: Element) -> Element | None:
 
 
 def _fold_result(folding: Folding) -> bool:
-    if not isinstance(folding.op, AttentionOp) or not isinstance(folding.result.type, TensorType):
+    """Follows the result through what rearranges it to where it is rounded."""
+    if not isinstance(folding.op, AttentionOp):
         return False
-    uses = list(folding.result.uses)
-    user = uses[0].operation if len(uses) == 1 else None
-    if not isinstance(user, linalg.GenericOp) or len(user.results) != 1 or len(user.inputs) != 1:
+    value, axes = folding.result, folding.out
+    while (user := only_user(value)) is not None:
+        if isinstance(user, linalg.GenericOp) and _rounds(folding, user, value, axes):
+            folding.result, folding.out, folding.changed_out = user.results[0], axes, True
+            return True
+        try:
+            axes = axes_after(user, value, axes)
+        except NoMatch:
+            return False
+        if axes is None:
+            return False
+        value = user.results[0]
+    return False
+
+
+def _rounds(folding: Folding, user: linalg.GenericOp, value: SSAValue, axes: tuple[Axis, ...]) -> bool:
+    """Whether a generic rounds each element of `value`, where it stands, to the operands' type."""
+    if len(user.results) != 1 or len(user.inputs) != 1:
         return False
-    element = folding.elements.at(user.results[0], folding.out)
+    elements = folding.elements
     try:
-        node = folding.elements.expand(element)
+        node = elements.expand(elements.at(user.results[0], axes))
     except NoMatch:
         return False
-    if not isinstance(node, Apply) or node.op.name != "arith.truncf" or node.operands[0] is not _itself(folding):
+    if not isinstance(node, Apply) or node.op.name != "arith.truncf" or node.operands[0] is not elements.at(value, axes):
         return False
-    if any(operand.type != node.type for operand in folding.operands):
-        return False
-    folding.result, folding.changed_out = user.results[0], True
-    return True
-
-
-def _itself(folding: Folding) -> Element:
-    return folding.elements.at(folding.result, folding.out)
+    return all(operand.type == node.type for operand in folding.operands)

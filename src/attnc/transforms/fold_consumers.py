@@ -18,18 +18,13 @@ other use.
 
 from __future__ import annotations
 
-from typing import cast
-
-from xdsl.dialects import tensor
-from xdsl.dialects.builtin import ModuleOp, TensorType
+from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.linalg import ops as linalg
-from xdsl.ir import Operation, SSAValue
 
-from attnc.analysis.axes import Axis, NoMatch, split_axis
-from attnc.analysis.elements import groups_of, is_layout, maps_of
+from attnc.analysis.axes import NoMatch
 from attnc.dialects.linalg_ext import AttentionOp
 from attnc.target import Target
-from attnc.transforms.fold_into_attention_operands import TRANSPOSE, Folding, fold_each, step_kind
+from attnc.transforms.fold_into_attention_operands import Folding, axes_after, fold_each, only_user
 
 NAME = "fold-consumers"
 
@@ -45,9 +40,9 @@ def fold(folding: Folding) -> bool:
         return False
     value, axes = folding.result, folding.out
     found = False
-    while (user := _only_user(value)) is not None:
+    while (user := only_user(value)) is not None:
         try:
-            axes = _axes_after(user, value, axes)
+            axes = axes_after(user, value, axes)
         except NoMatch:
             break
         if axes is None:
@@ -57,28 +52,3 @@ def fold(folding: Folding) -> bool:
             folding.result, folding.out, folding.changed_out = value, tuple(axes), True
             found = True
     return found
-
-
-def _only_user(value: SSAValue) -> Operation | None:
-    uses = list(value.uses)
-    return uses[0].operation if len(uses) == 1 else None
-
-
-def _axes_after(user: Operation, value: SSAValue, axes: tuple[Axis, ...]) -> tuple[Axis, ...] | None:
-    """The axes of what a user makes of a tensor over `axes`; None for what is no rearrangement."""
-    if isinstance(user, tensor.ExpandShapeOp):
-        shape = cast(TensorType, user.result.type).get_shape()
-        result: list[Axis] = []
-        for axis, group in zip(axes, groups_of(user), strict=True):
-            result += split_axis(axis, [shape[dim] if shape[dim] >= 0 else (user.result, dim) for dim in group])
-        return tuple(result)
-    if isinstance(user, tensor.CollapseShapeOp):
-        return tuple(tuple(atom for dim in group for atom in axes[dim]) for group in groups_of(user))
-    if isinstance(user, tensor.CastOp):
-        return axes
-    if isinstance(user, linalg.GenericOp) and is_layout(user) and user.inputs[0] is value:
-        if step_kind(user.results[0]) == TRANSPOSE:
-            source, target = maps_of(user)
-            loops = {dim: axis for dim, axis in zip(source, axes, strict=True) if dim is not None}
-            return tuple(loops.get(dim, ()) if dim is not None else () for dim in target)
-    return None

@@ -17,13 +17,13 @@ from xdsl.ir import Block, BlockArgument, Operation, Region, SSAValue
 from xdsl.ir.affine import AffineDimExpr, AffineMap
 from xdsl.utils.exceptions import VerifyException
 
-from attnc.analysis.axes import Atom, Axis, NoMatch, canonical_size, flat
+from attnc.analysis.axes import Atom, Axis, NoMatch, canonical_size, flat, split_axis
 from attnc.analysis.elements import Apply, Element, Elements, Node, Outer, Position, Splat, groups_of, is_layout, maps_of
 from attnc.analysis.roles import map_results
 from attnc.dialects.building import Builder, erase_dead
 from attnc.dialects.linalg_ext import AttentionLike, AttentionOp, IndexOp, OnlineAttentionOp, YieldOp
 from attnc.transforms.convert_attention_to_online_attention import append_mask
-from attnc.transforms.raise_attention_building import Domain, build_attention, clear, collapsed, insert_before, without_units
+from attnc.transforms.raise_attention_building import Domain, build_attention, clear, insert_before, with_a_dim_each
 from attnc.transforms.raise_attention_region import RegionWriter
 
 VIEW, TRANSPOSE, BROADCAST, RESHAPE = "view", "transpose", "broadcast", "reshape"
@@ -72,6 +72,7 @@ class Folding:
         self.out = self._axes(len(op.operands) - len(op.inits))
         self.changed_out = False
         self.rewrites_region = False
+        self.changes_domain = False
 
     def _axes(self, place: int) -> tuple[Axis, ...]:
         return tuple(() if dim is None else self.dims[dim] for dim in map_results(self.op.maps[place]))
@@ -145,7 +146,7 @@ class Folding:
         """Replaces the attention by one with the operands, the scale and the result of now. Raises NoMatch if it cannot."""
         scratch = self.build.block
         try:
-            new, value = self._in_place() or self._anew()
+            new, value = (None if self.changes_domain else self._in_place()) or self._anew()
         except NoMatch:
             clear(scratch)
             raise
@@ -167,9 +168,9 @@ class Folding:
         if any(atom.parts is not None for atom in atoms):
             return None
         axes = [[flat(axis) for axis in element.axes] for element in self.operands] + [[flat(axis) for axis in self.out]]
-        if any(len(axis) > 1 for part in axes for axis in part) or any(not axis for axis in axes[3]):
+        if any(len(axis) != 1 for axis in axes[3]):
             return None
-        maps = [AffineMap(len(atoms), 0, tuple(AffineDimExpr(atoms.index(a[0])) for a in part if a)) for part in axes]
+        maps = [AffineMap(len(atoms), 0, tuple(AffineDimExpr(atoms.index(a)) for axis in part for a in axis)) for part in axes]
         attributes = list(op.indexing_maps)
         attributes[:3] = map(AffineMapAttr, maps[:3])
         inits = list(op.inits)
@@ -179,8 +180,7 @@ class Folding:
             inits = [build.add(tensor.EmptyOp(sizes, type_), "init")]
             attributes[-1] = AffineMapAttr(maps[3])
         values = [
-            collapsed(build, element.value, without_units([len(axis) > 0 for axis in part])) if () in part else element.value
-            for element, part in zip(self.operands, axes, strict=False)
+            with_a_dim_each(build, element.value, part, self._size) for element, part in zip(self.operands, axes, strict=False)
         ]
         mask = [op.mask] if op.mask is not None else []
         region = Region(Block(arg_types=[self.op.region.block.args[0].type]))
@@ -299,6 +299,32 @@ def _size_of(value: SSAValue, dim: int, shape: Sequence[int]) -> int | tuple[SSA
 def _wide_loops(op: linalg.GenericOp, target: Sequence[int | None]) -> set[int]:
     shape = cast(TensorType, op.results[0].type).get_shape()
     return {dim for dim, size in zip(target, shape, strict=True) if dim is not None and size != 1}
+
+
+def only_user(value: SSAValue) -> Operation | None:
+    """The operation that uses a value, if there is but one use."""
+    uses = list(value.uses)
+    return uses[0].operation if len(uses) == 1 else None
+
+
+def axes_after(user: Operation, value: SSAValue, axes: tuple[Axis, ...]) -> tuple[Axis, ...] | None:
+    """The axes of what a user makes of a tensor over `axes`; None for what is no rearrangement."""
+    if isinstance(user, tensor.ExpandShapeOp):
+        shape = cast(TensorType, user.result.type).get_shape()
+        result: list[Axis] = []
+        for axis, group in zip(axes, groups_of(user), strict=True):
+            result += split_axis(axis, [shape[dim] if shape[dim] >= 0 else (user.result, dim) for dim in group])
+        return tuple(result)
+    if isinstance(user, tensor.CollapseShapeOp):
+        return tuple(tuple(atom for dim in group for atom in axes[dim]) for group in groups_of(user))
+    if isinstance(user, tensor.CastOp):
+        return axes
+    if isinstance(user, linalg.GenericOp) and is_layout(user) and user.inputs[0] is value:
+        if step_kind(user.results[0]) == TRANSPOSE:
+            source, target = maps_of(user)
+            loops = {dim: axis for dim, axis in zip(source, axes, strict=True) if dim is not None}
+            return tuple(loops.get(dim, ()) if dim is not None else () for dim in target)
+    return None
 
 
 class RegionNodes:

@@ -51,7 +51,7 @@ def fold(folding: Folding) -> bool:
         if not isinstance(owner, tensor.ExpandShapeOp) or step_kind(element.value) != VIEW or not _only_units(owner):
             return False
         added.append(folding.elements.peel_once(element))
-    folding.operands = added
+    folding.operands, folding.changes_domain = added, True
     return True
 
 

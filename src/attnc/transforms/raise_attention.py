@@ -38,6 +38,7 @@ from xdsl.ir import Attribute, Block, Operation, OpResult, SSAValue
 
 from attnc.analysis.axes import Atom, Axis, NoMatch, flat
 from attnc.analysis.elements import CASTS, Apply, Element, Node, constant
+from attnc.analysis.live_keys import every_row_keeps_a_key
 from attnc.analysis.softmax import Attention, RowValue, Search, find
 from attnc.dialects.building import Builder, erase_dead
 from attnc.dialects.linalg_ext import AttentionOp, OnlineAttentionOp
@@ -203,10 +204,13 @@ class _Raising:
         self.dependent = dependent
         element = cast(TensorType, found.product.value.type).element_type
         self.type: Attribute = f64 if element == f64 else f32
+        self.least_is_dead = False
 
     def write(self) -> tuple[AttentionOp, Domain, SSAValue]:
         found = self.found
         score, factors = self.scaled_product()
+        rows = [atom for axis in found.axes for atom in flat(axis)]
+        self.least_is_dead = every_row_keeps_a_key(self.elements, found.scores, score, rows, flat(found.keys))
         trial = Block(arg_types=[self.type])  # splits the atoms that have to be, before the domain is made of them
         writer = self.writer(Builder(trial), lambda _: trial.args[0], lambda _: trial.args[0])
         try:
@@ -260,7 +264,9 @@ class _Raising:
             atoms = {atom for axis in axes for atom in flat(axis)}
             return bool(atoms & keys) and bool(atoms & rows)
 
-        return RegionWriter(build, self.elements, position, size, lambda value: value.owner in self.dependent, pairs)
+        writer = RegionWriter(build, self.elements, position, size, lambda value: value.owner in self.dependent, pairs)
+        writer.least_is_dead = self.least_is_dead
+        return writer
 
     # -- the scale --------------------------------------------------------------------------------------------------------
 

@@ -83,13 +83,7 @@ class Domain:
 
     def operand(self, value: SSAValue, axes: Sequence[Axis]) -> SSAValue:
         """A tensor over `axes` with a dim for each atom: itself, or collapsed and expanded."""
-        shape = cast(TensorType, value.type).get_shape()
-        if any(not axis for axis in axes):
-            value = collapsed(self.build, value, without_units([len(axis) > 0 for axis in axes]))
-        kept = [(axis, size) for axis, size in zip(axes, shape, strict=True) if axis]
-        if any(len(axis) > 1 for axis, _ in kept):
-            value = expanded(self.build, value, [self._dims(axis, size) for axis, size in kept])
-        return value
+        return with_a_dim_each(self.build, value, axes, self.size)
 
     def result(self, value: SSAValue, axes: Sequence[Axis], wanted: TensorType) -> SSAValue:
         """What has a dim for each atom as a tensor over `axes`, of type `wanted`."""
@@ -118,19 +112,32 @@ class Domain:
         assert value is not None
         return value
 
-    def _dims(self, axis: Axis, size: int) -> list[int | SSAValue]:
-        if len(axis) <= 1:
-            return [size if size >= 0 or not axis else self.size(axis[0])]
-        return [atom.size if isinstance(atom.size, int) else self.size(atom) for atom in axis]
-
     def empty(self, axes: Sequence[Axis], element: Attribute, shape: Sequence[int], hint: str | None = None) -> SSAValue:
         """An uninitialised tensor with a dim for each atom; `shape` is that of the tensor with a dim for each axis."""
         dims: list[int | SSAValue] = []
         for axis, size in zip(axes, shape, strict=True):
-            dims += self._dims(axis, size) if axis else []
+            dims += _sizes_of(axis, size, self.size) if axis else []
         sizes = [dim for dim in dims if not isinstance(dim, int)]
         type_ = TensorType(element, [dim if isinstance(dim, int) else DYNAMIC_INDEX for dim in dims])
         return self.build.add(tensor.EmptyOp(sizes, type_), hint)
+
+
+def with_a_dim_each(build: Builder, value: SSAValue, axes: Sequence[Axis], extent: Callable[[Atom], SSAValue]) -> SSAValue:
+    """A tensor over `axes` with a dim for each atom: itself, or collapsed (unit axes) and expanded (axes of several atoms)."""
+    shape = cast(TensorType, value.type).get_shape()
+    if any(not axis for axis in axes):
+        value = collapsed(build, value, without_units([len(axis) > 0 for axis in axes]))
+    kept = [(axis, size) for axis, size in zip(axes, shape, strict=True) if axis]
+    if any(len(axis) > 1 for axis, _ in kept):
+        value = expanded(build, value, [_sizes_of(axis, size, extent) for axis, size in kept])
+    return value
+
+
+def _sizes_of(axis: Axis, size: int, extent: Callable[[Atom], SSAValue]) -> list[int | SSAValue]:
+    """The sizes of an axis's atoms; `size` is that of the dim that it is."""
+    if len(axis) == 1:
+        return [size if size >= 0 else extent(axis[0])]
+    return [atom.size if isinstance(atom.size, int) else extent(atom) for atom in axis]
 
 
 def _pair(parts: list[list[Axis]], last: bool = False) -> bool:

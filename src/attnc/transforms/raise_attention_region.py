@@ -35,11 +35,14 @@ from attnc.analysis.elements import (
     is_float,
     minus_infinity,
 )
+from attnc.analysis.live_keys import BEYOND_ALL_SCORES
 from attnc.dialects.building import FLOAT_PREDICATES, PREDICATES, Builder
 
 HALVES = (f16, bf16)
 # What one operation costs for each score, in units of an addition.
-COSTS = {"arith.divf": 4, "arith.divsi": 16, "arith.floordivsi": 16, "arith.remsi": 16, "tensor.extract": 16}
+_QUICK = ("absf", "absi", "floor", "ceil", "trunc", "roundeven", "copysign")
+COSTS = {f"math.{name}": 1 for name in _QUICK}
+COSTS |= {"arith.divf": 4, "arith.divsi": 16, "arith.floordivsi": 16, "arith.remsi": 16, "tensor.extract": 16}
 CHEAP, CHEAP_ON_ALL_PAIRS = 2, 16
 _INVERSE = {"eq": "ne", "slt": "sge", "sle": "sgt", "ult": "uge", "ule": "ugt"}
 _INVERSE |= {b: a for a, b in _INVERSE.items()}
@@ -73,6 +76,8 @@ class RegionWriter:
         self.pairs = pairs
         self.read = read
         self.argument: SSAValue | None = None
+        self.least_is_dead = False
+        """Whether a select's number beyond all scores is as good as -inf (`attnc.analysis.live_keys`)."""
         self.written: dict[int, SSAValue] = {}
         self.kept: dict[int, tuple[Node, ...]] = {}  # keeps nodes alive while their ids are keys
         self.linear: dict[Axis, SSAValue] = {}
@@ -118,7 +123,7 @@ class RegionWriter:
         if name == "arith.select":
             condition, yes, no = operands
             for dead, other, negated in ((no, yes, False), (yes, no, True)):
-                if minus_infinity(self.elements.bare(dead)):
+                if self._is_dead(dead):
                     value, conditions = self._masked(other)
                     return convert_float(self.build, value, self.lifted(node.type)), [
                         *conditions,
@@ -149,12 +154,17 @@ class RegionWriter:
                 value = self._round(value, f16)
         return value, [*conditions, *more]
 
+    def _is_dead(self, node: Node) -> bool:
+        bare = self.elements.bare(node) if self.may_expand(node) else node
+        number = constant(bare)
+        return minus_infinity(bare) or (self.least_is_dead and isinstance(number, float) and number <= BEYOND_ALL_SCORES)
+
     def _additive_mask(self, node: Node) -> tuple[Node | None, list[SSAValue]]:
         bare = self.elements.bare(node) if self.may_expand(node) else node
         if isinstance(bare, Apply) and bare.op.name == "arith.select":
             condition, yes, no = bare.operands
             for dead, other, negated in ((no, yes, False), (yes, no, True)):
-                if minus_infinity(self.elements.bare(dead)):
+                if self._is_dead(dead):
                     rest, more = self._additive_mask(other)
                     return rest, [self.condition(condition, negated), *more]
         elif isinstance(bare, Apply) and bare.op.name == "arith.addf":
@@ -347,8 +357,6 @@ def nowhere(atom: Atom) -> SSAValue:
 def _cost(op: linalg.GenericOp) -> int:
     total = 0
     for inner in op.body.block.ops:
-        if inner.name.startswith("math."):
-            total += 40
-        elif not isinstance(inner, arith.ConstantOp | linalg.YieldOp | linalg.IndexOp) and inner.name not in CASTS:
-            total += COSTS.get(inner.name, 1)
+        if not isinstance(inner, arith.ConstantOp | linalg.YieldOp | linalg.IndexOp) and inner.name not in CASTS:
+            total += COSTS.get(inner.name, 40 if inner.name.startswith("math.") else 1)
     return total
