@@ -349,7 +349,7 @@ class Tensor:
         return table
 
 
-tensor = Tensor()
+tensor: Any = Tensor()
 
 
 def writes(s, b, h, q, k):

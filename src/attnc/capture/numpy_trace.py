@@ -101,7 +101,8 @@ class NumpyTracer(Recorder):
         nodes = self._nodes.get(id(array))
         if not nodes:
             return None
-        return NumberProxy(self.plan, ("{}[()]", ("read", nodes[0])), array[()])
+        value: Any = array[()]
+        return NumberProxy(self.plan, ("{}[()]", ("read", nodes[0])), value)
 
     def field(self, array: np.ndarray, name: str) -> TracedArray:
         """A field of a captured structured array."""
