@@ -28,7 +28,7 @@ from __future__ import annotations
 import math
 from typing import cast
 
-from xdsl.dialects.builtin import ModuleOp, TensorType, i1
+from xdsl.dialects.builtin import ModuleOp, TensorType, UnitAttr, i1
 from xdsl.ir import Block, Operation, SSAValue
 from xdsl.rewriter import InsertPoint, Rewriter
 
@@ -160,13 +160,15 @@ class _BackwardDecomposition(Decomposition):
         if wide != self.score:
             inputs["r"] = self._map(self.row_type, "lse_rest", {"l": lse, "a": inputs["a"]}, rest_of)
 
-        def weight(m: Builder, x: SSAValue, anchor: SSAValue, rest: SSAValue | None = None) -> SSAValue:
+        def weight_of(m: Builder, x: SSAValue, anchor: SSAValue, rest: SSAValue | None = None) -> SSAValue:
             difference = m.binary("subf", x, anchor, "difference")
             if rest is not None:
                 difference = m.binary("subf", difference, rest, "difference")
-            return m.unary_math("exp2", m.binary("mulf", difference, log2e, "exponent"), "p")
+            weight = m.unary_math("exp2", m.binary("mulf", difference, log2e, "exponent"), "p")
+            cast(Operation, weight.owner).attributes[tile.NONPOSITIVE] = UnitAttr()  # it is at most 1, but for roundings
+            return weight
 
-        return self._map(self.score_type, "weights", inputs, weight)
+        return self._map(self.score_type, "weights", inputs, weight_of)
 
     def _d_modified(self, d_out: SSAValue, weights: SSAValue, live: SSAValue, zero: SSAValue) -> SSAValue:
         op, build = self.op, self.build

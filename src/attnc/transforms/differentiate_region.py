@@ -12,7 +12,9 @@ After:
     ^bb0(%score: f32, %d_modified: f32, %live: i1):
       %d_slope = arith.mulf %d_modified, %distance
       "attnc.accumulate"(select(%live, %d_slope, 0), %slopes, %h)
-      "attnc.yield"(select(%live, %d_modified, 0))
+      "attnc.yield"(%d_modified)
+
+`%d_modified` is 0 for a pair that is not live; what is computed from it may be anything there, and is made 0.
 
 What the derivative needs of the region's own values is computed again. A sum over a row (`scf.for`) becomes a loop that hands
 the sum's adjoint to each of its terms; a loop that is no sum and no maximum is run backwards, and what it carried is computed
@@ -55,15 +57,16 @@ def derivative_of(source: Block, score_wanted: bool, captures: Sequence[SSAValue
     tape = Tape(r, {score: new_score})
     ops = [op for op in source.ops if op is not last and op is not select]
     tape.repeat(ops)
-    reverse = _Reverse(tape, active, set(captures), live, score)
+    reverse = _Reverse(tape, active, set(captures), live, score, d)
     reverse.add(modified, d)
     reverse.run(ops)
     results: list[SSAValue] = []
     if score_wanted:
         found = reverse.adjoints.get(score)
         zero = r.constant(score.type, 0.0)
-        results.append(zero if found is None else r.select(live, found, zero))
-        results[0].name_hint = "d_score"
+        results.append(zero if found is None else found if found is d else r.select(live, found, zero))
+        if results[0] is not d:
+            results[0].name_hint = "d_score"
     block.add_op(DerivativeYieldOp(results))
     r.finish()
     return Region(block)
@@ -97,12 +100,16 @@ def _active_in_loop(op: scf.ForOp, active: set[SSAValue], captures: set[SSAValue
 class _Reverse:
     """Walks operations backwards. `adjoints` are keyed by the old region's values."""
 
-    def __init__(self, tape: Tape, active: set[SSAValue], captures: set[SSAValue], live: SSAValue, score: SSAValue):
+    def __init__(
+        self, tape: Tape, active: set[SSAValue], captures: set[SSAValue], live: SSAValue, score: SSAValue, seed: SSAValue
+    ):
+        """`seed` is the adjoint that all comes of; it is 0 where the pair is not live."""
         self.tape = tape
         self.active = active
         self.captures = captures
         self.live = live
         self.score = score
+        self.seed = seed
         self.adjoints: dict[SSAValue, SSAValue] = {}
 
     def add(self, old: SSAValue, share: SSAValue) -> None:
@@ -137,7 +144,9 @@ class _Reverse:
     def _accumulate(self, op: tensor.ExtractOp, d: SSAValue) -> None:
         r = self.tape.r
         zero = r.constant(self.score.type, 0.0)
-        share = r.select(self.live, self.tape.converted(d, self.score.type), zero)
+        share = self.tape.converted(d, self.score.type)
+        if share is not self.seed:
+            share = r.select(self.live, share, zero)
         if share.name_hint is None and op.tensor.name_hint is not None:
             share.name_hint = f"d_{op.tensor.name_hint}"
         r.block.add_op(AccumulateOp(share, op.tensor, [self.tape.raw(index) for index in op.indices]))
@@ -168,9 +177,8 @@ class _Reverse:
         return list(found)
 
     def _inside(self, op: scf.ForOp) -> _Reverse:
-        return _Reverse(
-            Tape(self.tape.r, dict(self.tape.values), self.tape.chosen), self.active, self.captures, self.live, self.score
-        )
+        tape = Tape(self.tape.r, dict(self.tape.values), self.tape.chosen)
+        return _Reverse(tape, self.active, self.captures, self.live, self.score, self.seed)
 
     def _terms(self, op: scf.ForOp, wanted: dict[int, SSAValue], terms: dict[int, tuple[Operation, SSAValue]]) -> None:
         """A loop whose turns do not depend on each other: sums, maxima."""
