@@ -251,3 +251,19 @@ def test_what_follows_attention_element_by_element_is_its_end():
         return torch.relu(SDPA(q, k, v) * 2).transpose(1, 2)
 
     check(ended, *qkv(2, 3, 33, 16), kernels=1)
+
+
+def test_an_index_out_of_range_is_named():
+    from torch.nn.attention.flex_attention import flex_attention
+
+    def gathered(q: Tensor, k: Tensor, v: Tensor, table: Tensor, offset: Tensor) -> Tensor:
+        def score(s: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+            return s + table[q_idx + offset]
+
+        return flex_attention(q, k, v, score_mod=score)  # type: ignore[return-value]
+
+    inputs = (*qkv(1, 2, 20, 16), randn(20), torch.tensor(0))
+    compiled = attnc.compile(Written(gathered), inputs)
+    assert torch.allclose(compiled(*inputs), gathered(*inputs), atol=1e-5)
+    with pytest.raises(IndexError, match=r"index 20 is out of range .* at b=0, h=0, q=17"):
+        compiled(*inputs[:4], torch.tensor(3))

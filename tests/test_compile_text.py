@@ -198,3 +198,36 @@ def test_arguments_are_refused_by_name():
         compiled(q, k)
     with pytest.raises(attnc.AttncError, match=r"v: f32.*got 2 dimensions"):
         compiled(q, k, v[0])
+
+
+@pytest.mark.parametrize("domain", ["kbmen", "bkmen", "enkmb"])
+def test_keys_in_any_place_of_the_domain(domain: str):
+    check(AttentionModule(BATCHED, "bme", "bke", "bkn", "bmn", region=CAUSAL, domain=list(domain)))
+
+
+def test_the_text_of_every_stage_is_taken_up():
+    from attnc import pipeline
+    from attnc.mlir_text import parse_module
+    from attnc.target import Target
+
+    module = AttentionModule(BATCHED, "bem", "kbe", "bkn", "nbm", region=CAUSAL, mask="mk")
+    text, inputs = module.text(), module.inputs()
+    wanted = attnc.compile(text)(*inputs)
+    current = parse_module(text)
+    for name in pipeline.GRAPH_STAGES:
+        pipeline.run_pass(current, name, Target.host())
+        assert np.array_equal(attnc.compile(str(current))(*inputs), wanted), name
+
+
+def test_a_transposed_consumer_of_causal_attention():
+    text = AttentionModule(BATCHED, "bme", "bke", "bkn", "bmn", region=CAUSAL).text()
+    before, after = "tensor<2x37x24xf32>", "tensor<24x2x37xf32>"
+    init = f"%t = tensor.empty() : {after}\n"
+    move = f"%y = linalg.transpose ins(%r : {before}) outs(%t : {after}) permutation = [2, 0, 1]\n"
+    text = text.replace(f"return %r : {before}", f"{init}{move}return %y : {after}").replace(
+        f"-> {before} {{\n", f"-> {after} {{\n", 1
+    )
+    inputs = AttentionModule(BATCHED, "bme", "bke", "bkn", "bmn").inputs()
+    compiled = attnc.compile(text)
+    close(compiled(*inputs), exact(text, inputs)[0], "f32")
+    assert compiled.kernels == ("attention",) and compiled.temporary_bytes == 0
