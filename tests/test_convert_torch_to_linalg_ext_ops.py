@@ -374,7 +374,7 @@ def test_every_elementwise_entry_was_tried():
     entries = {name.split(".")[0] for name, entry in OPERATIONS.items() if entry.kind == "elementwise"}
     other_spellings = {
         "sgn", "positive", "alias", "detach", "contiguous", "lift", "lift_fresh", "lift_fresh_copy", "clone",  # identities
-        "to", "type_as", "_autocast_to_reduced_precision", "_autocast_to_full_precision",  # casts
+        "to", "type_as", "_autocast_to_reduced_precision", "_autocast_to_full_precision", "prims",  # casts
         "__and__", "__or__", "__xor__", "__lshift__", "__rshift__", "max", "min", "clamp_min", "clamp_max",
         "copysign", "celu", "floor_divide", "rsub", *UNDECOMPOSED,  # make_fx decomposes them
     }  # fmt: skip
