@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.export import Dim
+from torch.nn import functional
+from torch.nn.attention.flex_attention import flex_attention
 from torch.utils import _pytree as pytree
 from xdsl.dialects import linalg
 from xdsl.dialects.builtin import ModuleOp
@@ -19,7 +23,21 @@ from attnc.analysis.elements import is_layout
 from attnc.capture.exported import Exported
 from attnc.transforms import fold_into_attention, generalize_linalg, raise_attention
 from torch_graphs import exported, interpreted, to_linalg
-from written_attention import FORMS, OPEN_FORMS, Form
+from written_attention import (
+    FORMS,
+    OPEN_FORMS,
+    B,
+    E,
+    Form,
+    H,
+    S,
+    different,
+    merged,
+    normal,
+    padding,
+    projected,
+    split,
+)
 
 
 def raised(module: ModuleOp) -> ModuleOp:
@@ -110,3 +128,59 @@ def resized(x: torch.Tensor, batch: int, length: int, dims: dict[int, Any]) -> t
     shape = [batch if dims.get(d) is BATCH else length if dims.get(d) is LENGTH else size for d, size in enumerate(x.shape)]
     x = x.repeat([-(-new // old) for new, old in zip(shape, x.shape, strict=True)])
     return x[tuple(slice(size) for size in shape)].clone()
+
+
+def test_the_example_of_the_documentation_is_one_kernel():
+    page = (Path(__file__).parent.parent / "docs" / "written_attention.md").read_text()
+    scope: dict[str, Any] = {}
+    exec(
+        compile(re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)[0], "written_attention.md", "exec"), scope
+    )
+    assert scope["compiled"].kernels == ("attention",)
+    torch.testing.assert_close(scope["out"], scope["SelfAttention"]()(scope["packed"]), atol=1e-5, rtol=1e-5)
+
+
+def causal_of_packed(q, k, v):
+    return merged(functional.scaled_dot_product_attention(split(q), split(k), split(v), is_causal=True))
+
+
+def grouped(q, k, v):
+    return functional.scaled_dot_product_attention(q, k, v, enable_gqa=True).transpose(1, 2).reshape(B, S, -1)
+
+
+def repeated_and_masked(q, k, v, mask):
+    k, v = (x.repeat_interleave(2, 1) for x in (k, v))
+    hidden = torch.zeros(B, 1, 1, S).masked_fill((mask == 0)[:, None, None, :], float("-inf"))
+    out = functional.scaled_dot_product_attention(q, k, v, attn_mask=hidden.expand(B, H, S, S))
+    return out.transpose(1, 2).reshape(B, S, -1)
+
+
+def boolean_mask(q, k, v, mask):
+    kept = (mask != 0)[:, None, None, :] & torch.ones(S, S, dtype=torch.bool).tril()
+    return merged(functional.scaled_dot_product_attention(split(q) * 2.0, split(k), split(v), attn_mask=kept, scale=0.1))
+
+
+def flex(q, k, v):
+    return merged(flex_attention(split(q), split(k), split(v), lambda s, b, h, i, j: s + (j - i) * 0.1))
+
+
+GROUPED = (normal(B, H, S, E), *different(2, B, 2, S, E))
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs"),
+    [
+        (causal_of_packed, projected()),
+        (grouped, GROUPED),
+        (repeated_and_masked, (*GROUPED, padding())),
+        (boolean_mask, (*projected(), padding())),
+        (flex, projected()),
+    ],
+)
+def test_what_stands_around_torchs_own_attention(function: Any, inputs: tuple[Any, ...]):
+    """scaled_dot_product_attention and flex_attention take in their surroundings in the same way."""
+    program = exported(function, inputs)
+    module = raised(to_linalg(str(program.module)))
+    assert_one_attention(module, 0)
+    (found,) = interpreted(program, module, inputs)
+    torch.testing.assert_close(torch.as_tensor(found), function(*inputs), atol=2e-6, rtol=1e-5)
