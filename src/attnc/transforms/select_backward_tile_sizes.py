@@ -29,7 +29,8 @@ NAME = "select-backward-tile-sizes"
 
 ROWS = 48
 """About so many query rows in a block."""
-MIN_KEYS, MAX_KEYS = 32, 128
+KEYS = (256, 192, 128, 96, 64, 48, 32)
+"""What a task may have of keys: whole panels of every machine, and whole register tiles."""
 
 
 def run(module: ModuleOp, target: Target) -> None:
@@ -45,13 +46,12 @@ def run(module: ModuleOp, target: Target) -> None:
 def backward_tile_sizes(target: Target, head_dim: int, value_dim: int, element_bits: int) -> tuple[int, int]:
     """(rows of a block, keys of a task).
 
-    A task's keys and values, packed and as they are, and their gradients take half of L2: six tiles. More keys mean fewer times
-    that the gradient of the query is read and written.
+    A task's keys and values, packed, the keys once more as they are, and both gradients take six tenths of L2. More keys mean
+    fewer times that the rows of the queries are read, and that their gradient is.
     """
     strip, _ = register_tile(target, element_bits)
-    fit = target.l2_bytes // 2 // (element_bits // 8 * 3 * (head_dim + value_dim))
-    keys = max(MIN_KEYS, min(MAX_KEYS, fit))
-    return strip * max(1, round(ROWS / strip)), 1 << (keys.bit_length() - 1)
+    fit = target.l2_bytes * 6 // 10 * 2 // (element_bits // 8 * 5 * (head_dim + value_dim))
+    return strip * max(1, round(ROWS / strip)), next((keys for keys in KEYS if keys <= fit), KEYS[-1])
 
 
 def _columns(operand: SSAValue) -> int:
