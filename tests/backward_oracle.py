@@ -106,7 +106,7 @@ def _gradients(
             tensor.requires_grad_(required)
     rest = iter(found[4:])
     of_captures = [next(rest) if tensor.is_floating_point() else None for tensor in captures]
-    return Gradients(*found[:4], of_captures)
+    return Gradients(found[0], found[1], found[2], found[3], of_captures)
 
 
 def _attention(

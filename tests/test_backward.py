@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -37,6 +38,10 @@ def causal(b, h, q, k):
 
 def small(**changes) -> Problem:
     return replace(Problem(randn(2, 4, 50, 16), randn(2, 2, 61, 16), randn(2, 2, 61, 24), score_mod, causal), **changes)
+
+
+def compiled_of(lowered: attnc.Lowered) -> Any:
+    return lowered.compile()
 
 
 def test_interpreted_and_native_agree():
@@ -118,7 +123,8 @@ def test_dead_rows_and_masked_nan():
         assert actual is not None and wanted is not None
         assert actual.isfinite().all(), name
         assert (actual - wanted).abs().max() <= 1e-6 * max(1, wanted.abs().max().item()), name
-    assert (found[0][:, :, ::5] == 0).all() and (found[1][:, :, 40:] == 0).all() and (found[2][:, :, 7] == 0).all()
+    query, key, value = (tensor for tensor in found[:3] if tensor is not None)
+    assert (query[:, :, ::5] == 0).all() and (key[:, :, 40:] == 0).all() and (value[:, :, 7] == 0).all()
 
 
 @pytest.mark.parametrize("listed_only", [False, True])
@@ -205,13 +211,13 @@ def test_lower_shows_and_compiles_it():
         assert f'attnc.stage = "{name}"' in text
     out, lse = attnc.flex_attention(p.query, p.key, p.value, score_mod, enable_gqa=True, mask_mod=causal, return_lse=True)
     grad_out = randn(2, 4, 50, 24)
-    found = lowered.compile()(p.query, p.key, p.value, out, lse, grad_out)
+    found = compiled_of(lowered)(p.query, p.key, p.value, out, lse, grad_out)
     exact = oracle_gradients(p, [GATE, SLOPES, BIAS], grad_out, None)
     for actual, wanted in zip(found[:3], exact.all(), strict=False):
         assert wanted is not None and (actual - wanted).abs().max() < 1e-5
     captures = [GATE, SLOPES, BIAS]
     for stage in ("differentiate-attention", "tile-attention-backward", "decompose-attention-backward"):
-        again = attnc.from_text(lowered.stages[stage]).compile()
+        again = compiled_of(attnc.from_text(lowered.stages[stage]))
         order = [next(t for t in captures if t.dim() == argument.rank) for argument in again._backward.captures]
         same = again(p.query, p.key, p.value, out, lse, grad_out, captures=order)
         assert all(torch.equal(a, b) for a, b in zip(found, same, strict=True))
@@ -222,10 +228,10 @@ def test_an_edited_derivative_is_what_runs():
     lowered = attnc.lower(p.query, p.key, p.value, p.score_mod, enable_gqa=True, backward=True)
     text = lowered.stages["differentiate-attention"]
     before, _, after = text.partition("d_modified: f32")
-    edited = attnc.from_text(
-        before + "d_modified: f32" + after.replace("arith.constant 3.0", "arith.constant 6.0", 1)
-    ).compile()
+    edited = compiled_of(
+        attnc.from_text(before + "d_modified: f32" + after.replace("arith.constant 3.0", "arith.constant 6.0", 1))
+    )
     out, lse = attnc.flex_attention(p.query, p.key, p.value, p.score_mod, enable_gqa=True, return_lse=True)
     grad_out = randn(2, 4, 50, 24)
-    plain, twice = (compiled(p.query, p.key, p.value, out, lse, grad_out) for compiled in (lowered.compile(), edited))
+    plain, twice = (compiled(p.query, p.key, p.value, out, lse, grad_out) for compiled in (compiled_of(lowered), edited))
     assert (twice[0] - 2 * plain[0]).abs().max() < 1e-5 and torch.equal(twice[2], plain[2])
