@@ -41,6 +41,9 @@ from attnc.dialects import tile
 from attnc.errors import LoweringError
 from attnc.target import Target
 
+FLOPS_OF_A_LOAD = 24
+"""So many floating-point operations take as long as reading one element and using it once."""
+
 ROWS_WHILE_READING = 8
 """So many rows can be computed while a right-hand operand is read from memory."""
 
@@ -289,10 +292,27 @@ class KernelEmitter:
             if isinstance(op, tile.DotOp):
                 rows = self._rows_worth(region, op)
                 flops = f.add(flops, f.mul(f.mul(points, rows), self._row_flops(region, op)))
+        if flops == "0":
+            flops = self._flops_of_loads(region)
         tasks = f.add(tasks, sums.pieces())
         for n, value in enumerate((tasks, all_bytes, zero_bytes, flops)):
             f.store("i64", value, f.pointer("%result", n, "i64"), 8)
         return f.finish(), region.declarations
+
+    def _flops_of_loads(self, region: RegionEmitter) -> str:
+        """What a kernel without products has to do: it reads, and a little with what was read."""
+        f, (d, _) = region.f, self.row_dimension()
+        rows, total = "1", "0"
+        for n, bound in enumerate(self.grid.bounds):
+            rows = f.mul(rows, region.scalar(bound) if n == d else self.count(region, n))
+        for op in self.kernel.walk():
+            if isinstance(op, tile.LoadOp):
+                tall, columns = tile.shape_of(op.result)
+                loop, elements = loop_of(op), f.mul(rows, columns * (1 if d is not None else tall))
+                if isinstance(loop, tile.ForOp) and loop.upper in region.values:
+                    elements = f.mul(elements, f.ceil_div(region.scalar(loop.upper), loop.step.value.data))
+                total = f.add(total, f.mul(elements, FLOPS_OF_A_LOAD))
+        return total
 
     def _rows_worth(self, region: RegionEmitter, dot: tile.DotOp) -> str:
         """How many rows' arithmetic takes as long as one row of this product. An operand that is not staged is read once for
