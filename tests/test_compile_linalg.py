@@ -335,3 +335,20 @@ def test_what_is_inserted_last_stands():
     a, b, c = np.abs(x), np.exp(x), np.exp(y)
     assert np.allclose(first, np.stack([a[0], b[0], a[0], a[1]]), atol=1e-6)
     assert np.allclose(second, np.stack([c[0], b[0], b[1], c[3]]), atol=1e-6)
+
+
+def test_what_a_result_held_before_counts():
+    """A generic without reduced dimensions that reads its initial value, which is filled."""
+    text = """func.func @main(%x: tensor<f32>) -> tensor<f32> {
+  %e = tensor.empty() : tensor<f32>
+  %half = arith.constant 0.5 : f32
+  %f = linalg.fill ins(%half : f32) outs(%e : tensor<f32>) -> tensor<f32>
+  %r = linalg.generic {indexing_maps = [affine_map<() -> ()>, affine_map<() -> ()>], iterator_types = []}
+      ins(%x : tensor<f32>) outs(%f : tensor<f32>) {
+  ^bb0(%a: f32, %o: f32):
+    %y = arith.addf %a, %o : f32
+    linalg.yield %y : f32
+  } -> tensor<f32>
+  return %r : tensor<f32>
+}"""
+    assert attnc.compile(text)(np.float32([1.0]).reshape(())) == 1.5

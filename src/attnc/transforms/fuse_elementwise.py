@@ -45,10 +45,14 @@ def run(module: ModuleOp, target: Target) -> None:
             continue
         for block in function.body.blocks:
             for op in list(block.ops):
-                to_generic(op)
+                if not isinstance(op, linalg.FillOp):
+                    to_generic(op)
             for op in list(block.ops):
                 if isinstance(op, linalg.GenericOp):
                     _results_as_inputs(op)
+            for op in list(block.ops):
+                if isinstance(op, linalg.FillOp):  # whether it begins a reduction is known now
+                    to_generic(op)
             for op in list(block.ops):
                 if isinstance(op, linalg.GenericOp):
                     _as_view(op)
