@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import runpy
+import subprocess
+import sys
 import types
 from pathlib import Path
 from typing import Any
@@ -288,6 +290,12 @@ def test_the_example_runs(capsys: pytest.CaptureFixture[str]):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "float32: 12 of 12 new tokens are the same in both sequences"
     assert sum("times as fast" in line for line in lines) == 4
+
+
+def test_without_transformers():
+    code = "import sys; sys.modules['transformers'] = None; import attnc.integrations.transformers"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "TransformersMissingError" in done.stderr and "attnc[transformers]" in done.stderr
 
 
 # -- what is refused --------------------------------------------------------------------------------------------------------

@@ -317,6 +317,12 @@ class TorchMissingError(AttncError, ImportError):
     default_remedy = "pip install 'attnc[torch]'"
 
 
+class TransformersMissingError(AttncError, ImportError):
+    """The integration into transformers needs transformers, which is not installed."""
+
+    default_remedy = "pip install 'attnc[transformers]'"
+
+
 # -- warnings ---------------------------------------------------------------------------------------------------------
 
 

@@ -14,9 +14,13 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from attnc.errors import TransformersMissingError, UnsupportedModelError
 
-from attnc.errors import UnsupportedModelError
+try:
+    from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+except ImportError as error:
+    raise TransformersMissingError("attnc.integrations.transformers needs transformers 5, which is not installed") from error
+
 from attnc.integrations.transformers_attention import attention_forward
 from attnc.integrations.transformers_masks import ModelMask, model_mask
 
