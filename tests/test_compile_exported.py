@@ -112,6 +112,14 @@ def test_text_of_torch_mlir():
         torch.testing.assert_close(result, expected, atol=2e-5, rtol=0)
 
 
+def test_reads_by_index_are_checked():
+    x, positions = normal(2, 5), torch.tensor([0, 4, -5])
+    compiled = attnc.compile(Function(lambda x, i: x[:, i]), (x, positions))
+    assert torch.equal(compiled(x, positions), x[:, positions])
+    with pytest.raises(IndexError, match="out of range"):
+        compiled(x, torch.tensor([0, 5, 1]))
+
+
 def test_the_command_line_reads_pt2(tmp_path: Path):
     path = tmp_path / "block.pt2"
     torch.export.save(torch.export.export(Block().eval(), block_inputs(7)), path)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from attnc import programs
-from attnc.errors import ArgumentsError, AttncError, LoweringError, ShapeError, TorchMissingError
+from attnc.errors import ArgumentsError, AttncError, CaptureIndexError, ShapeError, TorchMissingError
 from attnc.runtime.abi import Argument
 from attnc.runtime.cache import Entry, disk_cache, make_key
 from attnc.runtime.graph import GraphProgram, Launchable
@@ -35,7 +36,7 @@ def compile(
 
     Raises:
         IRSyntaxError: text that is no valid module, with the place.
-        LoweringError: an operation that is not compiled, by its name and the place in the user's source.
+        LoweringError, UnsupportedGraphError: an operation that is not compiled, by its name and the place in the source.
     """
     if isinstance(program, str):
         compiled = CompiledProgram(_from_text(program, "<text>", function))
@@ -234,5 +235,7 @@ def _locate(kernel: dict[str, Any], variant: dict[str, Any], words: Sequence[int
     from attnc import graph_pipeline
 
     if kernel["kind"] != "attention":
-        return LoweringError("an index into a tensor is out of range")
+        names = dict.fromkeys(re.findall(r'attnc\.name = "([^"]*)"', kernel["text"]))
+        what = " or ".join(f"'{name}'" for name in names) or "a tensor"
+        return CaptureIndexError(f"an index into {what} is out of range")
     return graph_pipeline.locate_in_graph(kernel, variant, words)
