@@ -184,3 +184,21 @@ def test_what_stands_around_torchs_own_attention(function: Any, inputs: tuple[An
     assert_one_attention(module, 0)
     (found,) = interpreted(program, module, inputs)
     torch.testing.assert_close(torch.as_tensor(found), function(*inputs), atol=2e-6, rtol=1e-5)
+
+
+def flex_with_lse(q, k, v):
+    out, lse = flex_attention(split(q), split(k), split(v), return_lse=True)
+    return merged(out), lse
+
+
+def test_a_transposed_result_beside_its_log_sum_exp():
+    """The division that ends the running attention writes the final layout."""
+    inputs = projected()
+    program = exported(flex_with_lse, inputs)
+    module = raised(to_linalg(str(program.module)))
+    generics = [op for op in module.walk() if isinstance(op, linalg.GenericOp)]
+    assert not any(is_layout(op) for op in generics), module
+    out, lse = flex_with_lse(*inputs)
+    for found in (interpreted(program, module, inputs), native(program, inputs)):
+        torch.testing.assert_close(torch.as_tensor(found[0]), out, atol=2e-6, rtol=1e-5)
+        torch.testing.assert_close(torch.as_tensor(found[1]), lse, atol=2e-6, rtol=1e-5)

@@ -35,8 +35,9 @@ FOLDS: dict[str, Callable[[ModuleOp], bool]] = {
     fold_masks.NAME: fold_masks.fold_masks,
     **{
         pass_.NAME: lambda module, fold=pass_.fold: fold_each(module, fold)
-        for pass_ in (fold_scale, fold_casts, fold_transposes, fold_broadcasts, fold_reshapes, fold_consumers)
+        for pass_ in (fold_scale, fold_casts, fold_transposes, fold_broadcasts, fold_reshapes)
     },
+    fold_consumers.NAME: fold_consumers.fold_consumers,
     fold_unit_dims.NAME: fold_unit_dims.fold_unit_dims,
 }
 """The folds in their order; each says whether it found anything."""

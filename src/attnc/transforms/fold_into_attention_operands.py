@@ -20,10 +20,17 @@ from xdsl.utils.exceptions import VerifyException
 from attnc.analysis.axes import Atom, Axis, NoMatch, canonical_size, flat, split_axis
 from attnc.analysis.elements import Apply, Element, Elements, Node, Outer, Position, Splat, groups_of, is_layout, maps_of
 from attnc.analysis.roles import map_results
-from attnc.dialects.building import Builder, erase_dead
+from attnc.dialects.building import Builder
 from attnc.dialects.linalg_ext import AttentionLike, AttentionOp, IndexOp, OnlineAttentionOp, YieldOp
 from attnc.transforms.convert_attention_to_online_attention import append_mask
-from attnc.transforms.raise_attention_building import Domain, build_attention, clear, insert_before, with_a_dim_each
+from attnc.transforms.raise_attention_building import (
+    Domain,
+    build_attention,
+    clear,
+    erase_unused,
+    insert_before,
+    with_a_dim_each,
+)
 from attnc.transforms.raise_attention_region import RegionWriter
 
 VIEW, TRANSPOSE, BROADCAST, RESHAPE = "view", "transpose", "broadcast", "reshape"
@@ -42,7 +49,7 @@ def fold_each(module: ModuleOp, fold: Callable[[Folding], bool]) -> bool:
                         current = _folded(current, fold)
                         found = found or current is not None
                 if found:
-                    erase_dead(block)
+                    erase_unused(block)
     return found
 
 

@@ -22,10 +22,10 @@ from xdsl.dialects.builtin import DYNAMIC_INDEX, ModuleOp, TensorType
 from xdsl.dialects.linalg import ops as linalg
 from xdsl.ir import Operation, SSAValue
 
-from attnc.analysis.elements import CASTS, maps_of
-from attnc.dialects.building import erase_dead
+from attnc.analysis.elements import CASTS, has_simple_maps, maps_of
 from attnc.dialects.linalg_ext import AttentionOp, OnlineAttentionOp
 from attnc.target import Target
+from attnc.transforms.raise_attention_building import erase_unused
 
 NAME = "fold-slices"
 
@@ -44,7 +44,7 @@ def fold_slices(module: ModuleOp) -> bool:
                 while (moved := _moved(slice_)) is not None:
                     slice_, found = moved, True
             if found and op.parent is not None:
-                erase_dead(op.parent)
+                erase_unused(op.parent)
     return found
 
 
@@ -108,7 +108,7 @@ def _rearranges(generic: linalg.GenericOp) -> bool:
     if len(generic.inputs) != 1 or len(generic.results) != 1 or not isinstance(generic.inputs[0].type, TensorType):
         return False
     inner = list(generic.body.block.ops)
-    if any(op.name not in CASTS for op in inner[:-1]) or generic.body.block.args[1].uses:
+    if not has_simple_maps(generic) or any(op.name not in CASTS for op in inner[:-1]) or generic.body.block.args[1].uses:
         return False
     source, target = maps_of(generic)
     return None not in source and sorted(map(str, source)) == sorted(map(str, target)) and None not in target

@@ -40,16 +40,18 @@ from attnc.analysis.axes import Atom, Axis, NoMatch, flat
 from attnc.analysis.elements import CASTS, Apply, Element, Node, constant
 from attnc.analysis.live_keys import every_row_keeps_a_key
 from attnc.analysis.softmax import Attention, RowValue, Search, find
-from attnc.dialects.building import Builder, erase_dead
+from attnc.dialects.building import Builder
 from attnc.dialects.linalg_ext import AttentionOp, OnlineAttentionOp
 from attnc.target import Target
 from attnc.transforms.convert_attention_to_online_attention import convert
 from attnc.transforms.raise_attention_building import (
+    PURE,
     Domain,
     build_attention,
     clear,
     converted_tensor,
     elementwise_tensor,
+    erase_unused,
     insert_before,
     row_tensor,
     sort,
@@ -62,21 +64,25 @@ NAME = "raise-attention"
 def run(module: ModuleOp, target: Target) -> None:
     """Raises every attention of every function of the module."""
     for function in module.ops:
-        if isinstance(function, FuncOp) and function.body.blocks:
-            block = function.body.block
-            merge_equal(block)
-            for op in list(block.ops):
-                if op.parent is block and isinstance(op, linalg.GenericOp) and _may_be_last(op):
-                    found = find(cast(OpResult, op.results[0]))
-                    if found is not None and _raise(*found):
-                        erase_dead(block)
+        if isinstance(function, FuncOp):
+            for block in function.body.blocks:
+                _raise_in(block)
+
+
+def _raise_in(block: Block) -> None:
+    merge_equal(block)
+    for op in list(block.ops):
+        if op.parent is block and isinstance(op, linalg.GenericOp) and _may_be_last(op):
+            found = find(cast(OpResult, op.results[0]))
+            if found is not None and _raise(*found):
+                erase_unused(block)
 
 
 def merge_equal(block: Block) -> None:
     """Operations on tensors that compute the same become one."""
     known: dict[tuple[object, ...], list[Operation]] = {}
     for op in list(block.ops):
-        if not op.results or op.name.startswith("iree_linalg_ext."):
+        if not op.results or not op.name.startswith(PURE) or op.name.startswith("iree_linalg_ext."):
             continue
         properties = tuple(sorted(op.properties.items(), key=lambda item: item[0]))
         alike = known.setdefault((op.name, tuple(op.operands), properties, tuple(op.result_types)), [])

@@ -22,6 +22,9 @@ from attnc.analysis.elements import Element, Elements
 from attnc.dialects.building import Builder
 from attnc.dialects.linalg_ext import AttentionOp, IndexOp, YieldOp
 
+PURE = ("linalg.", "tensor.", "arith.", "math.", "iree_linalg_ext.")
+"""Beginnings of the names of operations on values, without effects."""
+
 
 class Domain:
     """The iteration domain of an attention: batch dims, rows, keys, head dims, value columns, in this order.
@@ -309,6 +312,14 @@ def elementwise_tensor(
     attributes = [AffineMapAttr(map_) for map_ in (*maps, maps[0])]
     op = linalg.GenericOp(inputs, [init], Region(block), attributes, kinds, [init.type])
     return elements.at(build.insert(op, element.value.name_hint).results[0], element.axes)
+
+
+def erase_unused(block: Block) -> None:
+    """Erases operations of the dialects of this stage whose results nobody uses, last first."""
+    for op in reversed(list(block.ops)):
+        if op.results and op.name.startswith(PURE) and not any(result.uses for result in op.results):
+            op.detach()
+            op.erase(safe_erase=False)
 
 
 def clear(block: Block) -> None:
