@@ -88,7 +88,7 @@ class _Loop:
         texts = [work, self._plan(), *region.functions.values()]
         defined = set(region.functions)
         declarations = sorted(d for d in region.declarations if "@" + d.split("@")[1].split("(")[0] not in defined)
-        arguments = [{"role": "", "kind": kind, "name": ""} for kind in self._kinds()]
+        arguments = [{"role": "word", "kind": kind, "name": ""} for kind in self._kinds()]
         record = {"name": "loop", "thread_bytes": 0, "arguments": arguments}
         return "\n\n".join([*texts, *declarations]) + "\n", record
 
