@@ -311,3 +311,13 @@ def test_two_masks_of_the_least_number_stay_finite():
     module = run_passes(text, "generalize-linalg", "raise-attention")
     filecheck(module, "// CHECK-NOT: %minus_infinity")
     run_both(text, module, [*normal(graph)[:3], np.array([[False, False, True, True], [True] * 4])])
+
+
+def test_long_products_are_no_burden():
+    """x·x, squared again thirty times: what is looked through must not grow with it."""
+    graph = LinalgText()
+    x = graph.argument("x", (4, 4))
+    for _ in range(30):
+        x = graph.binary("mulf", "ab,ab->ab", x, x)
+    module = run_passes(graph.text(x), "generalize-linalg", "raise-attention")
+    assert names_of(module).count("linalg.generic") == 30

@@ -17,6 +17,8 @@ from attnc.analysis.axes import Atom, Axis, NoMatch, flat, flat_axes, fresh
 from attnc.analysis.comparison import Comparison
 from attnc.analysis.elements import CASTS, Apply, Element, Elements, Node, Outer, Position, Reduction, Splat, constant
 
+MANY_FACTORS = 100
+
 
 @dataclass
 class Attention:
@@ -71,6 +73,8 @@ class Search:
         self.axes = tuple(fresh(size if size >= 0 else (result, dim)) for dim, size in enumerate(shape))
         self.keys: tuple[Axis, ...] = ()
         self.zeroed: list[tuple[Node, bool]] = []
+        self.factors = 0
+        self.known_atoms: dict[int, tuple[Node, set[Atom]]] = {}
 
     def found(self) -> Attention | None:
         elements, root = self.elements, self.elements.at(self.out, self.axes)
@@ -226,6 +230,9 @@ class Search:
 
     def quotient(self, node: Node) -> tuple[list[Node], list[Node]]:
         """Numerators and denominators, without conversions between float types."""
+        self.factors += 1
+        if self.factors > MANY_FACTORS:
+            raise NoMatch("a product of so many factors is no softmax")
         node = self.elements.bare(node)
         if isinstance(node, Apply) and node.op.name in ("arith.mulf", "arith.divf"):
             above, below = self.quotient(node.operands[0])
@@ -319,7 +326,9 @@ class Search:
         """The dims that a node changes along, as far as it can be looked through."""
         node = self.elements.head(node)
         if isinstance(node, Apply):
-            return {atom for operand in node.operands for atom in self.atoms(operand)}
+            if id(node) not in self.known_atoms:
+                self.known_atoms[id(node)] = node, {atom for operand in node.operands for atom in self.atoms(operand)}
+            return {part for atom in self.known_atoms[id(node)][1] for part in flat((atom,))}
         if isinstance(node, Element):
             return {atom for axis in node.axes for atom in flat(axis)}
         return set(flat(node.axis)) if isinstance(node, Position) else set()

@@ -57,9 +57,17 @@ def fold(folding: Folding) -> bool:
     return folding.rewrites_region
 
 
-def _reads(node: Node) -> list[Element]:
-    if isinstance(node, Element):
-        return [node]
-    if isinstance(node, Apply):
-        return [read for operand in node.operands for read in _reads(operand)]
-    return []
+def _reads(root: Node) -> list[Element]:
+    found: list[Element] = []
+    seen: set[int] = set()
+    waiting = [root]
+    while waiting:
+        node = waiting.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, Element):
+            found.append(node)
+        elif isinstance(node, Apply):
+            waiting.extend(node.operands)
+    return found

@@ -78,6 +78,7 @@ class RegionWriter:
         self.argument: SSAValue | None = None
         self.least_is_dead = False
         """Whether a select's number beyond all scores is as good as -inf (`attnc.analysis.live_keys`)."""
+        self._on_scores: dict[int, tuple[Node, bool]] = {}
         self.written: dict[int, SSAValue] = {}
         self.kept: dict[int, tuple[Node, ...]] = {}  # keeps nodes alive while their ids are keys
         self.linear: dict[Axis, SSAValue] = {}
@@ -272,11 +273,14 @@ class RegionWriter:
             return True
         if isinstance(node, Element):
             return self.depends(node.value)
-        if isinstance(node, Apply):
-            if isinstance(node.op, tensor.ExtractOp) and self.depends(node.op.tensor):
-                return True
-            return any(self.on_scores(operand) for operand in node.operands)
-        return False
+        if not isinstance(node, Apply):
+            return False
+        known = self._on_scores.get(id(node))
+        if known is None:
+            gathers = isinstance(node.op, tensor.ExtractOp) and self.depends(node.op.tensor)
+            known = node, gathers or any(self.on_scores(operand) for operand in node.operands)
+            self._on_scores[id(node)] = known
+        return known[1]
 
     def may_expand(self, node: Node) -> bool:
         """Whether to compute an element rather than to read it."""
