@@ -115,8 +115,8 @@ def main() -> None:
     print(f"\nkernels: {', '.join(from_torch.kernels)} from PyTorch; {', '.join(from_text.kernels)} from MLIR")
     print(f"memory between kernels: {from_torch.temporary_bytes} and {from_text.temporary_bytes} bytes")
 
-    wide = [x.double().view(BATCH, length, HEADS, HEAD_DIM).transpose(1, 2) for x in inputs]
-    right = torch.nn.functional.scaled_dot_product_attention(*wide).transpose(1, 2).reshape(inputs[0].shape)
+    query, key, value = (x.double().view(BATCH, length, HEADS, HEAD_DIM).transpose(1, 2) for x in inputs)
+    right = torch.nn.functional.scaled_dot_product_attention(query, key, value).transpose(1, 2).reshape(inputs[0].shape)
     for name, out in (
         ("attnc, from PyTorch", from_torch(*inputs, scale)),
         ("attnc, from MLIR", from_text(*inputs, float(scale))),
@@ -125,12 +125,12 @@ def main() -> None:
         print(f"largest error against f64: {(out.double() - right).abs().max().item():.1e}  {name}")
 
     # The same attention on operands that were transposed and made contiguous before, which nobody pays for here.
-    dense = [x.view(BATCH, length, HEADS, HEAD_DIM).transpose(1, 2).contiguous() for x in inputs]
+    q, k, v = (x.view(BATCH, length, HEADS, HEAD_DIM).transpose(1, 2).contiguous() for x in inputs)
     contenders: dict[str, Callable[[], object]] = {
         "attnc, from PyTorch": lambda: from_torch(*inputs, scale),
         "attnc, from MLIR": lambda: from_text(*inputs, float(scale)),
-        "attnc on transposed inputs": lambda: attnc.flex_attention(*dense, scale=float(scale)),
-        "torch SDPA": lambda: torch.nn.functional.scaled_dot_product_attention(*dense, scale=float(scale)),
+        "attnc on transposed inputs": lambda: attnc.flex_attention(q, k, v, scale=float(scale)),
+        "torch SDPA": lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=float(scale)),
     }
     times: dict[str, list[float]] = {name: [] for name in contenders}
     with torch.no_grad():

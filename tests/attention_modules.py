@@ -197,9 +197,9 @@ def modules(draw: st.DrawFn, simple: bool = False) -> AttentionModule:
     batch = roles["b"]
     lacking: dict[str, set[str]] = {"q": set(), "k": set(), "v": set()}
     for dim in batch:
-        operand = draw(st.sampled_from([None, None, None, "q", "k", "v"]))
-        if operand is not None:
-            lacking[operand].add(dim)
+        lacks = draw(st.sampled_from(["", "", "", "q", "k", "v"]))
+        if lacks:
+            lacking[lacks].add(dim)
 
     def operand(name: str, *groups: str) -> list[str]:
         dims = [dim for group in groups for dim in roles[group] if dim not in lacking.get(name, set())]

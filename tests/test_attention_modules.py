@@ -15,7 +15,7 @@ from attnc.graph_pipeline import for_iree
 from attnc.mlir_text import parse_module
 from needs import needs_tool, tool
 
-SETTINGS = settings(deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+SETTINGS = settings(deadline=None, derandomize=True, database=None, suppress_health_check=[*HealthCheck])
 
 
 @given(modules())
@@ -30,7 +30,7 @@ FLAGS = ("--iree-hal-target-device=local", "--iree-hal-local-target-device-backe
 
 
 def run_tool(name: str, *words: str, directory: Path) -> None:
-    done = subprocess.run([tool(name), *words], cwd=directory, capture_output=True, text=True, check=False)
+    done = subprocess.run([str(tool(name)), *words], cwd=directory, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[:3000]
 
 

@@ -255,13 +255,14 @@ def _empty(model: Any, sizes: tuple[int, ...], dtype: str) -> Any:
     """A new numpy array, in `model`'s own kind of bfloat16 if it is that."""
     import numpy
 
-    known = dtype == "bf16" and model is not None and model.dtype.name == "bfloat16"
-    return numpy.empty(sizes, model.dtype if known else numpy_dtype(dtype))
+    own = getattr(model, "dtype", None)
+    return numpy.empty(sizes, own if dtype == "bf16" and getattr(own, "name", "") == "bfloat16" else numpy_dtype(dtype))
 
 
 def _argument(entry: dict[str, Any]) -> Argument:
     if entry["kind"] != "buffer":
-        return Argument("", SCALAR_KINDS.get(entry["kind"], entry["kind"]), str(entry["name"]))
+        kind = str(entry["kind"])
+        return Argument("", SCALAR_KINDS.get(kind, kind), str(entry["name"]))
     sizes = [int(size) for size in entry["sizes"]]
     text = "x".join("?" if size < 0 else str(size) for size in sizes)
     if entry["dtype"] not in DTYPES:
