@@ -15,7 +15,7 @@ from attnc.graph_pipeline import for_iree
 from attnc.mlir_text import parse_module
 from needs import needs_tool, tool
 
-SETTINGS = settings(deadline=None, derandomize=True, database=None, suppress_health_check=[*HealthCheck])
+SETTINGS = settings(deadline=None, derandomize=True, database=None, suppress_health_check=[*HealthCheck])  # pyright: ignore[reportArgumentType]
 
 
 @given(modules())

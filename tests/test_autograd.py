@@ -234,13 +234,14 @@ def test_gradients_of_each_sample():
 
 def test_gradient_of_a_mapped_call():
     def loss(function: Callable[..., Tensor], queries: Tensor, biases: Tensor) -> Tensor:
-        return torch.func.vmap(lambda query, bias: function(query, K, V, bias))(queries, biases).square().sum()
+        mapped = torch.func.vmap(lambda query, bias: function(query, K, V, bias))(queries, biases)
+        return mapped.square().sum()
 
     inputs = normal(3, *Q.shape), normal(3, *BIAS.shape)
-    found = torch.func.grad(lambda *leaves: loss(attention, *leaves), (0, 1))(*inputs)
-    close(found, torch.func.grad(lambda *leaves: loss(dense, *leaves), (0, 1))(*inputs))
+    found = torch.func.grad(lambda queries, biases: loss(attention, queries, biases), (0, 1))(*inputs)
+    close(found, torch.func.grad(lambda queries, biases: loss(dense, queries, biases), (0, 1))(*inputs))
     leaves = [tensor.clone().requires_grad_() for tensor in inputs]
-    loss(attention, *leaves).backward()
+    loss(attention, leaves[0], leaves[1]).backward()
     close([leaf.grad for leaf in leaves], found)
 
 

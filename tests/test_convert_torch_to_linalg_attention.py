@@ -149,7 +149,8 @@ def test_lists_that_follow_from_the_mask_are_not_made(name: str):
     (found,) = interpreted(program, to_linalg(str(program.module)), inputs)
     blocks = create_block_mask(model.mask, *model.shape, 9, 10, device="cpu", BLOCK_SIZE=4)
     blocks.mask_mod = model.other or model.mask
-    wanted = oracle(Problem(*inputs, block_mask=blocks)).out
+    query, key, value = inputs
+    wanted = oracle(Problem(query, key, value, block_mask=blocks)).out
     np.testing.assert_allclose(found, wanted.numpy(), atol=1e-5)
 
 

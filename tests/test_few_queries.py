@@ -179,9 +179,10 @@ def test_the_first_fault_is_named():
         call(Problem(p.query, p.key, p.value, mask_mod=mask))
     with pytest.raises(CaptureIndexError, match="b=0, h=3, q=0, k=2"):
         call(Problem(p.query, p.key, p.value, score))
-    lowered = attnc.lower(p.query, p.key, p.value, score, enable_gqa=True)
+    compiled = attnc.lower(p.query, p.key, p.value, score, enable_gqa=True).compile()
+    assert isinstance(compiled, CompiledAttention)
     with pytest.raises(CaptureIndexError, match="b=0, h=3, q=0, k=2"):
-        lowered.compile()(p.query, p.key, p.value)
+        compiled(p.query, p.key, p.value)
 
 
 # -- the same bits, one program -------------------------------------------------------------------------------------------

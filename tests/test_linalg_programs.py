@@ -141,7 +141,7 @@ def elementwise(program: Program, draw: st.DrawFn, name: str, shape: tuple[int, 
 
 
 @given(programs())
-@settings(deadline=None, derandomize=True, database=None, max_examples=20, suppress_health_check=[*HealthCheck])
+@settings(deadline=None, derandomize=True, database=None, max_examples=20, suppress_health_check=[*HealthCheck])  # pyright: ignore[reportArgumentType]
 def test_programs_are_right(program: tuple[str, list[np.ndarray]]):
     text, inputs = program
     results = attnc.compile(text)(*inputs)

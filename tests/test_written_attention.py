@@ -13,9 +13,9 @@ from torch.export import Dim
 from torch.nn import functional
 from torch.nn.attention.flex_attention import flex_attention
 from torch.utils import _pytree as pytree
-from xdsl.dialects import linalg
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.linalg.attrs import IteratorType
+from xdsl.dialects.linalg.ops import GenericOp
 
 import attnc
 from attention_text import TARGET
@@ -50,7 +50,7 @@ def raised(module: ModuleOp) -> ModuleOp:
 def assert_one_attention(module: ModuleOp, elementwise: int) -> None:
     """One attention, no generic that sums or rearranges, and no more elementwise ones than allowed."""
     text = str(module)
-    generics = [op for op in module.walk() if isinstance(op, linalg.GenericOp)]
+    generics = [op for op in module.walk() if isinstance(op, GenericOp)]
     assert text.count("iree_linalg_ext.attention") + text.count("iree_linalg_ext.online_attention") == 1, text
     assert not any(kind.data == IteratorType.REDUCTION for op in generics for kind in op.iterator_types), text
     assert not any(is_layout(op) for op in generics), text
@@ -196,7 +196,7 @@ def test_a_transposed_result_beside_its_log_sum_exp():
     inputs = projected()
     program = exported(flex_with_lse, inputs)
     module = raised(to_linalg(str(program.module)))
-    generics = [op for op in module.walk() if isinstance(op, linalg.GenericOp)]
+    generics = [op for op in module.walk() if isinstance(op, GenericOp)]
     assert not any(is_layout(op) for op in generics), module
     out, lse = flex_with_lse(*inputs)
     for found in (interpreted(program, module, inputs), native(program, inputs)):

@@ -323,8 +323,9 @@ class CompiledBackward:
         if len(captures) != len(program.captures) or len(numbers) != len(program.numbers):
             names = ", ".join(argument.describe() for argument in (*program.captures, *program.numbers))
             raise ArgumentsError(f"{len(captures)} captures and {len(numbers)} numbers given", remedy=f"it takes {names}")
-        if scale is None:
-            scale = defaults.scale if defaults.scale is not None else query.shape[3] ** -0.5
+        number = defaults.scale if scale is None else scale
+        if number is None:
+            number = query.shape[3] ** -0.5
         blocks = None
         if program.blocks:
             if not block_lists:
@@ -332,7 +333,7 @@ class CompiledBackward:
             blocks = block_lists[0].expand(*query.shape[:2], -1, -1)
         found = backward.run(
             lambda: program,
-            *(query, key, value, out, lse, grad_out, grad_lse, captures, numbers, blocks, scale),
+            *(query, key, value, out, lse, grad_out, grad_lse, captures, numbers, blocks, number),
             program.wanted(),
         )
         return tuple(gradient for gradient in found if gradient is not None)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -43,7 +43,8 @@ def flex(writer: GraphWriter, node: fx.Node) -> list[SSAValue]:
     blocks = None
     if not (query_block == key_block == _UNBOUNDED):
         lists = block_mask[2:6]
-        if not is_redundant(lists, (query_block, key_block), writer.values[mask_graph]):
+        mask_module = writer.values[cast(fx.Node, mask_graph)]
+        if not is_redundant(lists, (int(cast(int, query_block)), int(cast(int, key_block))), mask_module):
             blocks = _classes(writer, *lists)
     wanted = [user.args[1] for user in node.users]
     return _attention(

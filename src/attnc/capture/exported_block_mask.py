@@ -158,4 +158,4 @@ def _is_range(node: fx.Node) -> bool:
     numbers = node.args
     start = numbers[0] if node.target != _aten.arange.default else 0
     step = numbers[2] if node.target == _aten.arange.start_step and len(numbers) > 2 else 1
-    return start == 0 and step == 1
+    return bool(start == 0 and step == 1)

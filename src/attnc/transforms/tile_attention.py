@@ -95,7 +95,7 @@ class Tiling:
         self.module = module
         self.attention = attention
         self.function = attention.function
-        self.op = attention.op
+        self.op = cast(OnlineAttentionOp, attention.op)
         sizes = self.op.attributes.get(TILE_SIZES)
         if not isinstance(sizes, DictionaryAttr):
             raise LoweringError(f"{self.op.name} has no {TILE_SIZES}: run select-tile-sizes first")

@@ -33,10 +33,9 @@ from __future__ import annotations
 
 from typing import cast
 
-from xdsl.dialects.arith import TruncFOp
 from xdsl.dialects.builtin import ArrayAttr, MemRefType, ModuleOp, StringAttr, TensorType
 from xdsl.dialects.func import FuncOp
-from xdsl.ir import Attribute, Block, Region, SSAValue
+from xdsl.ir import Attribute, Block, BlockArgument, Region, SSAValue
 from xdsl.ir.affine import AffineConstantExpr, AffineDimExpr, AffineMap
 
 from attnc.analysis.attention import match_attention
@@ -95,14 +94,14 @@ class _BackwardTiling(Tiling):
         self.gradients: dict[SSAValue, SSAValue] = {}
         own = list(op.results)
         for name, result in zip(op.wanted, own, strict=False):
-            source = arguments[roles.index(name)].type if name != "scale" else result.type
+            source = arguments[list(roles).index(name)].type if name != "scale" else result.type
             shape = TensorType(cast(TensorType, result.type).element_type, cast(TensorType, source).get_shape())
             self.buffers[name] = self._argument(block, _dense(shape), f"d_{name}")
             roles, names = [*roles, f"d_{name}"], [*names, f"d_{name}"]
         for capture, result in zip(op.captures, own[len(op.wanted) :], strict=True):
             hint = f"d_{self.values[capture].name_hint}"
             self.gradients[capture] = self._argument(block, _dense(cast(TensorType, result.type)), hint)
-            roles, names = [*roles, "d_capture"], [*names, f"d_{names[list(arguments).index(capture)]}"]
+            roles, names = [*roles, "d_capture"], [*names, f"d_{names[cast(BlockArgument, capture).index]}"]
         self.prelude = Builder(block)
         self._tasks()
         self.prelude.insert(tile.YieldOp.create())
@@ -168,9 +167,10 @@ class _BackwardTiling(Tiling):
             return result
         block = Block(arg_types=[type_.element_type])
         build = Builder(block)
-        narrow = build.add(TruncFOp(block.args[0], element))  # pyright: ignore[reportArgumentType]
+        narrow = build.cast("truncf", block.args[0], element)
         build.insert(tile.YieldOp([narrow]))
-        return grid.add(tile.MapOp([result], tile.tile_type(*type_.get_shape(), element), Region(block)), result.name_hint)
+        rows, columns = type_.get_shape()
+        return grid.add(tile.MapOp([result], tile.tile_type(rows, columns, element), Region(block)), result.name_hint)
 
     # -- the loop over rows -------------------------------------------------------------------------------------------
 
