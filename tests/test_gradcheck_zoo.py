@@ -12,10 +12,9 @@ from attnc import flex_attention
 from backward_interpreted import captured_call
 from zoo import ENTRIES, SCORES, problem
 
-
 AT_ZERO = ("euclidean",)
-"""Mods that take the square root of the distance from a point to itself, whose derivative is torch's inf · 0: only query, key and
-value are differentiated."""
+"""Mods that take the square root of the distance from a point to itself, whose derivative is torch's inf · 0: only query, key
+and value are differentiated."""
 
 
 @pytest.mark.parametrize("name", SCORES)
