@@ -269,14 +269,6 @@ def test_backend_cases(name: str):
 
 
 def test_backend_leaves_what_attnc_does_not_do_and_says_so():
-    query = Q.clone().requires_grad_()
-    compiled = torch.compile(lambda q: F.scaled_dot_product_attention(q, K, V), backend="attnc", options={"rest": "eager"})
-    compiled(query).sum().backward()
-    gradient = query.grad
-    query.grad = None
-    F.scaled_dot_product_attention(query, K, V).sum().backward()
-    assert gradient is not None and query.grad is not None
-    assert torch.allclose(gradient, query.grad, atol=1e-5)
     dropout = torch.compile(
         lambda q: F.scaled_dot_product_attention(q, K, V, dropout_p=0.5), backend="attnc", options={"rest": "eager"}
     )
@@ -288,7 +280,7 @@ def test_backend_leaves_what_attnc_does_not_do_and_says_so():
     flex = torch.compile(lambda q: torch_flex(q, K, V, random), backend="attnc", options={"rest": "eager"})
     assert torch.allclose(flex(Q), torch_flex(Q, K, V, lambda s, b, h, q, k: s + BIAS.cumsum(0)[k, q]), atol=1e-5)
     assert not taken()
-    for words in ("gradient", "DropoutError", "aten.cumsum"):
+    for words in ("DropoutError", "aten.cumsum"):
         assert words in left(), left()
 
 

@@ -212,21 +212,16 @@ def test_torchs_function_runs_attnc():
 
 
 def test_what_is_refused_stays_torchs_and_is_counted():
-    query = Q.clone().requires_grad_()
-    torch_sdpa(query, K, V).sum().backward()
-    expected, query.grad = query.grad, None
     with attnc.sdpa():
-        torch_sdpa(query, K, V).sum().backward()
-        assert torch.equal(query.grad, expected)  # type: ignore[arg-type]
         torch_sdpa(Q, K, V, dropout_p=0.5)
         with pytest.raises(RuntimeError):
             torch_sdpa(Q, K, V, normal(20, 24), is_causal=True)
         with torch.autograd.forward_ad.dual_level():
             torch_sdpa(torch.autograd.forward_ad.make_dual(Q, Q), K, V)
     left = attnc.stats().left
-    assert taken() == 0 and sum(left.values()) == 4
+    assert taken() == 0 and sum(left.values()) == 3
     reasons = " ".join(reason for _, _, reason in left)
-    for word in ("gradient", "DropoutError", "AttentionMaskError", "forward-mode"):
+    for word in ("DropoutError", "AttentionMaskError", "forward-mode"):
         assert word in reasons
     assert "left to torch" in str(attnc.stats())
 

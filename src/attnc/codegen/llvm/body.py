@@ -220,7 +220,9 @@ class BodyEmitter:
             used = [op for segment in program.segments if isinstance(segment, Group) for op in segment.ops]
             sources = [program.resolve(operand).owner for op in used for operand in op.operands if is_tile(operand)]
             iotas = [op for op in sources if isinstance(op, tile.IotaOp) and op.offset is position]
-            own |= any(tile.shape_of(op.result) == (step, 1) for op in iotas) or bool(program.sums)
+            # One position is a row and a column alike; then a loop that carries what is no sum is one over columns.
+            rows = any(tile.shape_of(op.result) == (step, 1) for op in iotas) and (step > 1 or not carried)
+            own |= rows or bool(program.sums)
         if not own:
             return None
         for program in programs:
