@@ -341,7 +341,9 @@ def _for(e: RegionEmitter, op: Operation) -> None:
     carries = [(type_, e.text(e.values[init], lane)) for type_, init in zip(types, inits, strict=True)]
     track_fault = fault_before is not None
     if track_fault:
-        carries.append((vector(e.width if lane else 1, "i1"), cast(str, fault_before)))
+        carries.append((vector(e.width, "i1"), cast(str, fault_before)))
+    # Lanes that are first computed in the loop are not at hand after it.
+    pending = [origin for value in e.values.values() for origin in value.origins() if origin.text is None]
 
     def inside(index: str, values: list[str]) -> list[str]:
         e.values[position] = Value(position.type, index)
@@ -357,6 +359,8 @@ def _for(e: RegionEmitter, op: Operation) -> None:
         raise LoweringError("scf.for without scf.yield")
 
     final = e.f.loop(e.scalar(lower), e.scalar(upper), e.scalar(step), inside, carries, hint="fold")
+    for value in pending:
+        value.text = None
     if track_fault and e.fault is not None:
         e.fault.text = final[-1]
     for result, text in zip(op.results, final, strict=False):
