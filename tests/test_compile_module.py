@@ -267,3 +267,20 @@ def test_an_index_out_of_range_is_named():
     assert torch.allclose(compiled(*inputs), gathered(*inputs), atol=1e-5)
     with pytest.raises(IndexError, match=r"index 20 is out of range .* at b=0, h=0, q=17"):
         compiled(*inputs[:4], torch.tensor(3))
+
+
+class Sum(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return x + y
+
+
+def test_tensors_that_are_not_what_their_memory_holds():
+    compiled = attnc.compile(Sum(), (torch.randn(3, 4), torch.randn(3, 4)))
+    x, y = torch.randn(3, 4), torch.randn(3, 4)
+    torch.testing.assert_close(compiled(x, y), x + y)
+    negated = torch._neg_view(x)  # the same dtype, sizes and strides
+    torch.testing.assert_close(compiled(negated, y), y - x)
+    with pytest.raises(attnc.errors.UnsupportedTensorError, match="sparse"):
+        compiled(x.to_sparse(), y)
+    with pytest.raises(attnc.errors.UnsupportedTransformError):
+        torch.vmap(lambda each: compiled(each, y))(torch.stack([x, x]))

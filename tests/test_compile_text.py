@@ -231,3 +231,57 @@ def test_a_transposed_consumer_of_causal_attention():
     compiled = attnc.compile(text)
     close(compiled(*inputs), exact(text, inputs)[0], "f32")
     assert compiled.kernels == ("attention",) and compiled.temporary_bytes == 0
+
+
+EXTRACT = """
+func.func @main(%a: tensor<4xf32>, %i: index) -> f32 {
+  %r = tensor.extract %a[%i] : tensor<4xf32>
+  return %r : f32
+}
+"""
+
+
+@pytest.mark.parametrize("index", [-1, 4, 10**9])
+def test_the_host_function_reads_no_element_outside_of_a_tensor(index: int):
+    program = attnc.compile(EXTRACT)
+    assert program(np.arange(4, dtype=np.float32), 3) == 3
+    with pytest.raises(attnc.errors.CaptureIndexError, match=f"index {index} is out of range for dim 0 with size 4"):
+        program(np.arange(4, dtype=np.float32), index)
+
+
+REMAINDER = """
+func.func @main(%a: tensor<4xi32>, %b: tensor<4xi32>) -> tensor<4xi32> {
+  %e = tensor.empty() : tensor<4xi32>
+  %r = linalg.generic {indexing_maps = [affine_map<(i) -> (i)>, affine_map<(i) -> (i)>, affine_map<(i) -> (i)>],
+      iterator_types = ["parallel"]} ins(%a, %b : tensor<4xi32>, tensor<4xi32>) outs(%e : tensor<4xi32>) {
+    ^bb0(%x: i32, %y: i32, %z: i32):
+      %s = arith.remsi %x, %y : i32
+      linalg.yield %s : i32
+  } -> tensor<4xi32>
+  return %r : tensor<4xi32>
+}
+"""
+
+
+def test_a_zero_divisor_in_a_loop_is_called_so():
+    program = attnc.compile(REMAINDER)
+    a, b = np.full(4, -(2**31), np.int32), np.array([-1, 3, 7, 2], np.int32)
+    np.testing.assert_array_equal(program(a, b), [0, -2, -2, 0])
+    with pytest.raises(attnc.errors.ModDivisionError, match="integer division by zero"):
+        program(a, b * 0)
+
+
+def test_what_cannot_be_compiled_says_so():
+    called = """
+func.func private @h(%a: tensor<4xf32>) -> tensor<4xf32> { return %a : tensor<4xf32> }
+func.func @main(%a: tensor<4xf32>) -> tensor<4xf32> {
+  %r = func.call @h(%a) : (tensor<4xf32>) -> tensor<4xf32>
+  return %r : tensor<4xf32>
+}
+"""
+    with pytest.raises(attnc.errors.LoweringError, match=r"func\.call of @h: calls are not compiled"):
+        attnc.compile(called)
+    for element in ("f8E4M3FN", "complex<f32>"):
+        text = f"func.func @main(%a: tensor<3x{element}>) -> tensor<3x{element}> {{ return %a : tensor<3x{element}> }}"
+        with pytest.raises(attnc.errors.LoweringError, match="argument a is a tensor of"):
+            attnc.compile(text)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from attnc import programs
-from attnc.errors import ArgumentsError, AttncError, CaptureIndexError, ShapeError, TorchMissingError
+from attnc.errors import ArgumentsError, AttncError, CaptureIndexError, ModDivisionError, ShapeError, TorchMissingError
 from attnc.runtime.abi import Argument
 from attnc.runtime.cache import Entry, disk_cache, make_key
 from attnc.runtime.graph import GraphProgram, Launchable
@@ -84,11 +86,15 @@ def text_of_exported_file(path: str) -> str:
         raise TorchMissingError("an exported program is read through torch, which is not installed") from error
     from attnc.mlir_text import print_module
 
+    log = logging.getLogger("torch.export")  # which would write a traceback beside the error
+    disabled, log.disabled = log.disabled, True
     try:
         program = torch.export.load(path)
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ArgumentsError(f"no exported program: {reason}", remedy="torch.export.save writes one") from error
+    finally:
+        log.disabled = disabled
     return print_module(_exported(program, None, None)[0].module)
 
 
@@ -162,8 +168,14 @@ class CompiledProgram:
             layouts.append((sizes, dense_strides(sizes)))
         try:
             self._graph.plan(layouts)
+        except CaptureIndexError:
+            pass  # an index that depends on a number, which is 0 here
         except ShapeError:
-            if all(None not in argument.fixed_sizes for argument in self._graph.arguments):
+            entries = self._graph.program["arguments"]
+            if all(
+                None not in argument.fixed_sizes if argument.kind == "buffer" else not entry["shapes"]
+                for argument, entry in zip(self._graph.arguments, entries, strict=True)
+            ):
                 raise  # no call can be right
 
 
@@ -212,7 +224,7 @@ def _loaded(parts: tuple[Any, ...], make) -> GraphProgram:
         entry = Entry(program, tuple(blobs))
         if disk is not None:
             disk.put(key, entry)
-    return GraphProgram(entry.record, entry.blobs, _build, _locate)
+    return GraphProgram(entry.record, entry.blobs, _build, _locate, _settle)
 
 
 def _build(kernel: dict[str, Any], variant: dict[str, Any]) -> Launchable:
@@ -231,11 +243,28 @@ def _build(kernel: dict[str, Any], variant: dict[str, Any]) -> Launchable:
     return programs.cached(("graph", kernel["text"], sorted(variant.items())), compile_now, load)
 
 
+def _settle(argument: Argument, value: Any) -> Any:
+    """A torch tensor, or its values where it is only lazily negated. Raises the named error of one that has no plain memory."""
+    checks = _checks()
+    return value if checks.is_plain(value) else checks.plain_tensor(argument.describe(), value)
+
+
+@cache
+def _checks() -> Any:
+    """attnc.checks, which imports torch."""
+    from attnc import checks
+
+    return checks
+
+
 def _locate(kernel: dict[str, Any], variant: dict[str, Any], words: Sequence[int | float]) -> AttncError:
     from attnc import graph_pipeline
 
     if kernel["kind"] != "attention":
         names = dict.fromkeys(re.findall(r'attnc\.name = "([^"]*)"', kernel["text"]))
         what = " or ".join(f"'{name}'" for name in names) or "a tensor"
-        return CaptureIndexError(f"an index into {what} is out of range")
+        divides = re.search(r"arith\.(floordiv|ceildiv|div|rem)[su]i", kernel["text"]) is not None
+        if divides and "tensor.extract" not in kernel["text"]:
+            return ModDivisionError("integer division by zero")
+        return CaptureIndexError(f"an index into {what} is out of range" + (", or a divisor is zero" if divides else ""))
     return graph_pipeline.locate_in_graph(kernel, variant, words)

@@ -48,7 +48,11 @@ def check_capture(tensor: torch.Tensor) -> None:
             raise UnsupportedTensorError(f"a mod captures a tensor of layout {tensor.layout}", **place)
         if tensor.device.type != "cpu":
             raise DeviceError(f"a mod captures a tensor on {tensor.device}; attnc runs on the CPU only so far", **place)
-        if tensor.dtype not in DTYPES or tensor.is_neg():
+        if tensor.is_neg():
+            raise UnsupportedTensorError(
+                "a mod captures a tensor that is only lazily negated", remedy="pass tensor.resolve_neg()", **place
+            )
+        if tensor.dtype not in DTYPES:
             raise UnsupportedTensorError(
                 f"a mod captures a tensor of {tensor.dtype}", remedy="convert it to a real float, int or bool dtype", **place
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from attnc.cli.reading import read_text, reporting
+from attnc.errors import ArgumentsError
 
 LEVELS = ("mlir", "llvm", "asm")
 
@@ -29,8 +30,11 @@ def compile_command(file: str, emit: str, function: str | None, output: str) -> 
         else:
             text, name = read_text(file)
         result = _emitted(text, name, emit, function)
-        with click.open_file(output, "w", encoding="utf-8") as stream:
-            stream.write(result.rstrip("\n") + "\n")
+        try:
+            with click.open_file(output, "w", encoding="utf-8") as stream:
+                stream.write(result.rstrip("\n") + "\n")
+        except FileNotFoundError as error:
+            raise ArgumentsError(f"--output {output}: {error.strerror}", remedy="name a file that can be written") from None
 
 
 def _emitted(text: str, name: str, emit: str, function: str | None) -> str:

@@ -32,6 +32,7 @@ from attnc.codegen.host_constants import constant_bytes
 from attnc.codegen.host_kernels import kernel_entry
 from attnc.dialects.resources import resources_of
 from attnc.errors import LoweringError
+from attnc.runtime.abi import DTYPES
 
 SCALARS = {"f64", "f32", "f16", "bf16", "index", "i64", "i32", "i16", "i8", "i1"}
 REMEDY = "attnc compiles attention with layout operations, elementwise operations and reductions around it"
@@ -122,6 +123,10 @@ class _Host:
             name = cast(StringAttr, names.data[n]).data
         type_ = argument.type
         if isinstance(type_, TensorType):
+            if short_type(type_.element_type) not in DTYPES:
+                raise LoweringError(
+                    f"argument {name} is a tensor of {type_.element_type}", remedy=f"element types are {', '.join(DTYPES)}"
+                )
             return {"kind": "buffer", "name": name, "dtype": short_type(type_.element_type), "sizes": list(type_.get_shape())}
         if str(type_) not in SCALARS:
             raise LoweringError(

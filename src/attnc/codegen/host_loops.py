@@ -13,6 +13,7 @@ from xdsl.ir import BlockArgument, SSAValue
 from attnc.analysis.loops import combiner_of, is_parallel, start_of
 from attnc.analysis.roles import map_results
 from attnc.codegen.host_text import module_text
+from attnc.errors import LoweringError
 
 STAGE = "outline-loops"
 
@@ -23,7 +24,11 @@ def loop_entry(function: FuncOp) -> dict[str, Any]:
     `ins` are [argument, map]: a map has the loop's dimension for each of the tensor's, or null. `starts` are [argument, result]
     where a reduction begins with a tensor; `gathers` and `numbers` arguments; `outs` the results' maps.
     """
-    op = next(op for op in function.body.block.ops if isinstance(op, linalg.GenericOp))
+    op = next((op for op in function.body.block.ops if isinstance(op, linalg.GenericOp)), None)
+    if op is None:  # no loop of outline-loops: a function of the text itself
+        raise LoweringError(
+            f"func.call of @{function.sym_name.data}: calls are not compiled", remedy="mlir-opt --inline inlines it"
+        )
     maps = [list(map_results(attribute.data)) for attribute in op.indexing_maps]
     inputs, results = len(op.inputs), len(op.outputs)
     parallel = is_parallel(op)

@@ -71,7 +71,8 @@ class GraphProgram:
     """A program and its plans.
 
     `build(kernel, variant)` gives a launchable kernel; `locate(kernel, variant, words)` the error of one that reported a
-    fault. `blobs` are the contents of the program's constant tensors.
+    fault, `settle(argument, value)` a torch tensor whose memory holds its values. `blobs` are the contents of the program's
+    constant tensors.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class GraphProgram:
         blobs: Sequence[bytes],
         build: Callable[[dict[str, Any], dict[str, Any]], Launchable],
         locate: Callable[[dict[str, Any], dict[str, Any], Sequence[int | float]], AttncError],
+        settle: Callable[[Argument, Any], Any],
     ):
         """Raises `CompileError` where `program` is none."""
         try:
@@ -91,7 +93,7 @@ class GraphProgram:
         except (KeyError, TypeError, ValueError) as error:
             raise CompileError(f"the program is damaged: {type(error).__name__}: {error}") from error
         self.program = program
-        self._build, self._locate = build, locate
+        self._build, self._locate, self._settle = build, locate, settle
         self._blobs = [ctypes.create_string_buffer(blob, len(blob)) for blob in blobs]
         self._constants = [ctypes.addressof(blob) for blob in self._blobs]
         self._plans: dict[Any, Plan] = {}
@@ -154,9 +156,12 @@ class GraphProgram:
         for n, value in enumerate(values):
             if self._pointer[n]:
                 is_torch = hasattr(value, "data_ptr")
+                if is_torch:
+                    value = self._settle(self.arguments[n], value)
                 layout = self._seen[n].get((value.dtype, value.shape, value.stride())) if is_torch else None
                 if layout is not None and value.is_cpu and not value.requires_grad:
                     addresses.append(value.data_ptr())
+                    kept.append(value)
                 else:
                     value, address, layout = self._tensor(n, value)
                     addresses.append(address)

@@ -17,6 +17,7 @@ from itertools import pairwise
 from math import prod
 from typing import Any
 
+from attnc.errors import CaptureIndexError
 from attnc.runtime.graph_sizes import Sizes, Step
 
 ITEM_BYTES = {"f64": 8, "f32": 4, "f16": 2, "bf16": 2, "i64": 8, "index": 8, "i32": 4, "i16": 2, "i8": 1, "u8": 1, "i1": 1}
@@ -279,7 +280,11 @@ class Planner(Sizes):
             self.actions.append(Compute(outs[0], step))
         elif op == "extract":
             view = self.views[step["ins"][0]]
-            at = sum(self.size(i) * stride for i, stride in zip(step["indices"], view.strides, strict=True))
+            indices = [self.size(i) for i in step["indices"]]
+            for dim, (index, size) in enumerate(zip(indices, view.sizes, strict=True)):
+                if not 0 <= index < size:
+                    raise CaptureIndexError(f"index {index} is out of range for dim {dim} with size {size}")
+            at = sum(index * stride for index, stride in zip(indices, view.strides, strict=True))
             self._use(view)
             item = ITEM_BYTES[view.dtype]
             self.actions.append(Read(outs[0], view.buffer, (view.offset + at) * item, view.dtype))

@@ -29,7 +29,9 @@ class Sizes:
             return entry
         value = self.known.get(int(entry[1:]))
         if value is None:
-            raise LoweringError("a tensor's size depends on data", remedy="compute sizes from the shapes of the inputs alone")
+            raise LoweringError(
+                "a tensor's size or offset depends on data", remedy="compute them from the inputs' shapes alone"
+            )
         return int(value)
 
     def listed(self, entries: Sequence[int | str]) -> tuple[int, ...]:
