@@ -3,6 +3,9 @@
 The left operand is a block of rows in scratch of which a run of *columns* are the result's rows; the right one lies row after
 row as well, in its natural layout. A step takes one row of each: so many neighbouring elements are broadcast, and multiplied by
 two vectors. Like `leaves_dot`, without any packing: what is read here was computed, or copied to scratch, a moment ago.
+
+The sum over a strip's rows begins at zero and is added to the accumulator as a whole: over thousands of rows, one after the
+other onto a sum of all before, the roundings would add up to several times those of a blocked product.
 """
 
 from __future__ import annotations
@@ -75,6 +78,13 @@ def _places(f: Function, shape: Shape, rows: int, corner: Value) -> list[Value]:
     return result
 
 
+def _add_to(f: Function, shape: Shape, values: list[Value], places: list[Value]) -> None:
+    """Add vectors to what lies in memory."""
+    for value, place in zip(values, places, strict=True):
+        before = f.load(shape.type, place, shape.bytes)
+        f.store(shape.type, f.emit(f"fadd {shape.type} {before}, {value}"), place, shape.bytes)
+
+
 def _block(shape: Shape, symbol: str, rows: int) -> str:
     """`rows` rows of the result, panel after panel."""
     f = Function(symbol, [operand for operand in OPERANDS if operand[1] != "rows"], linkage="internal")
@@ -83,8 +93,7 @@ def _block(shape: Shape, symbol: str, rows: int) -> str:
     def panel_loop(p: Value, _: list[Value]) -> None:
         offset = f.emit(f"mul i64 {p}, {shape.columns}")
         corner, right_corner = f.pointer("%acc", offset, element), f.pointer("%rhs", offset, element)
-        values = [f.load(type_, place, shape.bytes) for place in _places(f, shape, rows, corner)]
-        count = len(values)
+        count = rows * shape.vectors
 
         def depth_loop(_: Value, carried: list[Value]) -> list[Value]:
             lhs, rhs = carried[count:]
@@ -96,10 +105,9 @@ def _block(shape: Shape, symbol: str, rows: int) -> str:
                     result.append(shape.multiply_add(f, left, right[v], carried[r * shape.vectors + v]))
             return [*result, f.pointer(lhs, "%lhs_stride", element), f.pointer(rhs, "%rhs_stride", element)]
 
-        carried = [(type_, value) for value in values] + [("ptr", "%lhs"), ("ptr", right_corner)]
+        carried = [(type_, shape.zero)] * count + [("ptr", "%lhs"), ("ptr", right_corner)]
         values = f.loop(0, "%depth", 1, depth_loop, carried, "depth")[:count]
-        for value, place in zip(values, _places(f, shape, rows, corner), strict=True):
-            f.store(type_, value, place, shape.bytes)
+        _add_to(f, shape, values, _places(f, shape, rows, corner))
 
     f.loop(0, "%panel_count", 1, panel_loop, hint="panel")
     return f.finish()
@@ -120,7 +128,6 @@ def dot_transposed_careful(element: str, target: Target) -> tuple[str, str]:
         def panel_loop(p: Value, _: list[Value]) -> None:
             offset = f.emit(f"mul i64 {p}, {shape.columns}")
             places = _places(f, shape, 1, f.pointer(row, offset, element))
-            initial = [f.load(type_, place, shape.bytes) for place in places]
             corner = f.pointer("%rhs", offset, element)
 
             def depth_loop(d: Value, values: list[Value]) -> list[Value]:
@@ -138,9 +145,8 @@ def dot_transposed_careful(element: str, target: Target) -> tuple[str, str]:
 
                 return f.when(alive, add, lambda: values, [vector(shape.width, element)] * len(places))
 
-            values = f.loop(0, "%depth", 1, depth_loop, [(type_, value) for value in initial], "depth")
-            for value, place in zip(values, places, strict=True):
-                f.store(type_, value, place, shape.bytes)
+            values = f.loop(0, "%depth", 1, depth_loop, [(type_, shape.zero)] * len(places), "depth")
+            _add_to(f, shape, values, places)
 
         f.loop(0, "%panel_count", 1, panel_loop, hint="panel")
 
