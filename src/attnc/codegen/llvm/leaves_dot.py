@@ -221,14 +221,6 @@ def _block(shape: Shape, symbol: str, rows: int) -> str:
             result += [f.pointer(corner, v * shape.width, element) for v in range(vectors)]
         return result
 
-    def scaled(corner: Value) -> list[Value]:
-        result = []
-        for n, place in enumerate(places(corner)):
-            if n % vectors == 0:
-                factor = shape.splat(f, f.pointer("%scale", n // vectors, element))
-            result.append(f.emit(f"fmul {type_} {shape.load(f, place)}, {factor}"))
-        return result
-
     if shape.chunked:
         # Without any depth one chain of nothing, which scales what is there.
         upper, chunk = (f.emit(f"select i1 {f.emit(f'icmp sgt i64 {n}, 1')}, i64 {n}, i64 1") for n in ("%depth", "%chunk"))
@@ -247,8 +239,15 @@ def _block(shape: Shape, symbol: str, rows: int) -> str:
             for value, place in zip(values, targets, strict=True):
                 shape.store(f, f.emit(f"fadd {type_} {shape.load(f, place)}, {value}"), place)
 
-        def chain(values: list[Value], start: Value | int, end: Value) -> list[Value]:
-            """The products from `start` to `end`, added to `values`."""
+        def add_to_scaled(values: list[Value]) -> None:
+            for n, (value, place) in enumerate(zip(values, targets, strict=True)):
+                if n % vectors == 0:
+                    factor = shape.splat(f, f.pointer("%scale", n // vectors, element))
+                shape.store(f, shape.multiply_add(f, shape.load(f, place), factor, value), place)
+
+        def chain(start: Value | int, end: Value) -> list[Value]:
+            """The sums of the products from `start` to `end`. They begin at zero: a chain on top of what thousands of products
+            before gave would round as often on that scale."""
             here = [f.pointer(pointer, start, element) for pointer in pointers]
 
             def depth_loop(_: Value, carried: list[Value]) -> list[Value]:
@@ -257,20 +256,18 @@ def _block(shape: Shape, symbol: str, rows: int) -> str:
                 return [*values, *(f.pointer(pointer, 1, element) for pointer in here), f.pointer(at, shape.columns, element)]
 
             at = f.pointer(panel, f.mul(start, shape.columns), element)
-            carried = [(type_, value) for value in values] + [("ptr", pointer) for pointer in (*here, at)]
+            carried = [(type_, shape.zero)] * count + [("ptr", pointer) for pointer in (*here, at)]
             return f.loop(start, end, 1, depth_loop, carried, "depth")[:count]
 
         def chunk_loop(start: Value, _: list[Value]) -> None:
             onto = f.emit(f"icmp ne i64 {start}, 0")
-            empty = f.emit(f"or i1 {onto}, %fresh")
-            values = f.when(empty, lambda: [shape.zero] * count, lambda: scaled(corner), [type_] * count)
-            values = chain(values, start, _smaller(f, f.add(start, chunk), "%depth"))
-            f.when(onto, lambda: add(values), lambda: put(values))
+            values = chain(start, _smaller(f, f.add(start, chunk), "%depth"))
+            f.when(onto, lambda: add(values), lambda: f.when("%fresh", lambda: put(values), lambda: add_to_scaled(values)))
 
         if shape.chunked:
             f.loop(0, upper, chunk, chunk_loop, hint="chunk")
         else:
-            put(chain([shape.zero] * count, 0, "%depth"))
+            put(chain(0, "%depth"))
 
     f.loop(0, "%panel_count", 1, panel_loop, hint="panel")
     return f.finish()
