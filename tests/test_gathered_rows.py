@@ -25,7 +25,7 @@ def test_rows_and_elements(name: str, gradients: bool):
     table = torch.randn(53, 6).requires_grad_(gradients)
     wanted = [tensor.detach().double().requires_grad_(gradients) for tensor in (*inputs, table)]
     mod = MODS[name]
-    out = attnc.flex_attention(*inputs, lambda s, b, h, i, j: mod(s, i, j, table))
+    out = attnc.flex_attention(inputs[0], inputs[1], inputs[2], lambda s, b, h, i, j: mod(s, i, j, table))
     query, key, value, rows = wanted
     scores = mod(query @ key.mT / 4, torch.arange(37)[:, None], torch.arange(53), rows)
     expected = scores.softmax(-1) @ value
