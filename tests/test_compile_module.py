@@ -278,7 +278,7 @@ def test_tensors_that_are_not_what_their_memory_holds():
     compiled = attnc.compile(Sum(), (torch.randn(3, 4), torch.randn(3, 4)))
     x, y = torch.randn(3, 4), torch.randn(3, 4)
     torch.testing.assert_close(compiled(x, y), x + y)
-    negated = torch._neg_view(x)  # the same dtype, sizes and strides
+    negated = torch._neg_view(x)  # type: ignore[attr-defined]  # the same dtype, sizes and strides
     torch.testing.assert_close(compiled(negated, y), y - x)
     with pytest.raises(attnc.errors.UnsupportedTensorError, match="sparse"):
         compiled(x.to_sparse(), y)
