@@ -40,8 +40,7 @@ def attention_backward(
         query, key, value: [B, Hq, Sq, E], [B or 1, Hkv, Skv, E], [B or 1, Hkv, Skv, Ev] as the forward pass had them, for which
             `signature` was made.
         out, lse: what the forward pass gave: [B, Hq, Sq, Ev] in query's dtype, natural [B, Hq, Sq] in f64
-        (`Signature.wide_lse`),
-            or with less accuracy where scores are large in f32.
+            (`Signature.wide_lse`), or in f32 with less accuracy where scores are large.
         grad_out, grad_lse: their gradients, of any strides; None is 0.
         captures, numbers, blocks, scale, record: the captured mods of the call, and a BlockMask's classes [B, Hq, …].
         needs: one bool for each of query, key, value, scale and the captures. Tensors of ints and bools have no gradient.

@@ -50,27 +50,7 @@ class Direct:
         tensors: Sequence[Tensor],
         needs: Sequence[bool],
     ) -> Sequence[Tensor | None]:
-        from attnc.backward import attention_backward
-
-        call = self.call
-        query, key, value, out, lse = saved
-        grads = attention_backward(
-            query,
-            key,
-            value,
-            out,
-            lse,
-            torch.zeros_like(out) if grad_out is None else grad_out,
-            grad_lse,
-            tensors,
-            call.numbers,
-            call.blocks,
-            call.scale,
-            call.record,
-            call.signature,
-            tuple(needs),
-        )
-        return of_scale_dtype(grads, scale)
+        return gradients(self.call, grad_out, grad_lse, saved, scale, tensors, needs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,9 +195,20 @@ class AttentionBackward(torch.autograd.Function):
         raise GradientNotImplementedError("a gradient of attention carries a forward-mode tangent")
 
 
-def of_scale_dtype(grads: Sequence[Tensor | None], scale: Tensor | None) -> list[Tensor | None]:
-    """The gradients, that of the scale in the scale's own dtype."""
-    grads = list(grads)
+def gradients(
+    call: Any,
+    grad_out: Tensor | None,
+    grad_lse: Tensor | None,
+    saved: Sequence[Tensor],
+    scale: Tensor | None,
+    captures: Sequence[Tensor],
+    needs: Sequence[bool],
+) -> list[Tensor | None]:
+    """Those of a `flex.Call`, by the kernels; that of the scale is in its own dtype. `saved`: query, key, value, out, lse."""
+    from attnc.backward import attention_backward
+
+    options = call.numbers, call.blocks, call.scale, call.record, call.signature
+    grads = attention_backward(*saved, grad_out, grad_lse, captures, *options, tuple(needs))  # type: ignore[call-arg]
     if scale is not None and (grad := grads[3]) is not None:
         grads[3] = grad.to(scale.dtype)
     return grads

@@ -45,30 +45,14 @@ def run_backward(saved: tuple[Any, ...], operands: tuple[Any, ...], needs: Seque
     `saved` is grad_out, grad_lse (or None), query, key, value, out, lse; `operands` are those of `run` from captures on. Raises
     classes of `attnc.errors`.
     """
-    from attnc.backward import attention_backward
-    from attnc.integrations.autograd import of_scale_dtype
+    from attnc.integrations.autograd import gradients
 
-    grad_out, grad_lse, query, key, value, out, lse = saved
+    grad_out, grad_lse, *tensors = saved
+    query, key, value, *_ = tensors
     captures, ints, floats, float_tensors, block_lists, program, scale, scale_tensor = operands
     read = from_text(program)
     call = _call(query, key, value, captures, ints, floats, float_tensors, block_lists, read, scale, scale_tensor)
-    grads = attention_backward(
-        query,
-        key,
-        value,
-        out,
-        lse,
-        grad_out,
-        grad_lse,
-        call.captures,
-        call.numbers,
-        call.blocks,
-        call.scale,
-        call.record,
-        call.signature,
-        tuple(needs),
-    )
-    return of_scale_dtype(grads, scale_tensor)
+    return gradients(call, grad_out, grad_lse, tensors, scale_tensor, captures, needs)
 
 
 def _call(
