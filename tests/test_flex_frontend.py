@@ -439,6 +439,56 @@ def test_interrupts_at_any_moment(cache_directory: Any):
     assert int(result.stdout) >= 3
 
 
+OFTEN_INTERRUPTED = """
+import os, signal, sys
+import torch, attnc
+query = torch.randn(1, 1, 8, 8)
+class Module(torch.nn.Module):
+    def forward(self, query):
+        return torch.nn.functional.scaled_dot_product_attention(query, query, query)
+
+exported = torch.export.export(Module(), (query,))
+text = open(sys.argv[1]).read()
+doors = {
+    "flex_attention": lambda: attnc.flex_attention(query, query, query, lambda s, b, h, i, j: s.sigmoid()),
+    "lower": lambda: attnc.lower(query, query, query),
+    "from_text": lambda: attnc.from_text(text),
+    "compile": lambda: attnc.compile(exported)(query),
+}
+
+def interrupt(number, frame):
+    raise KeyboardInterrupt
+
+signal.signal(signal.SIGALRM, interrupt)
+for name, door in doors.items():
+    child = os.fork()
+    if child:
+        if os.waitpid(child, 0)[1]:
+            sys.exit(f"{name}: see above")
+        continue
+    interrupts, moment = 0, 0.004
+    while True:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, moment)
+            door()
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            break
+        except KeyboardInterrupt:
+            interrupts, moment = interrupts + 1, moment * 1.1
+    print(name, interrupts, flush=True)
+    os._exit(0)
+"""
+
+
+def test_the_first_imports_may_be_interrupted_again_and_again(cache_directory: Any, tmp_path: Any):
+    text = tmp_path / "attention.mlir"
+    text.write_text(attnc.lower(Q, K, V).stages["torch"])
+    command = [sys.executable, "-W", "ignore", "-c", OFTEN_INTERRUPTED, str(text)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert [int(line.split()[-1]) >= 3 for line in result.stdout.splitlines()] == [True] * 4, result.stdout
+
+
 IMPORTED_AGAIN = """
 import importlib, pkgutil, sys
 import torch, attnc, attnc.transforms, attnc.codegen.llvm

@@ -15,6 +15,7 @@ from attnc.runtime.abi import Argument
 from attnc.runtime.cache import Entry, disk_cache, make_key
 from attnc.runtime.graph import GraphProgram, Launchable
 from attnc.runtime.sequence import kernel_of
+from attnc.runtime.whole_imports import COMPILER, import_whole
 from attnc.target import Target
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ def _exported(program: Any, example_inputs: Sequence[Any] | None, dynamic_shapes
             f"attnc.compile cannot compile a {type(program).__name__}",
             remedy="pass an ExportedProgram, an nn.Module with example inputs, or MLIR text",
         )
+    import_whole(COMPILER)
     from attnc.capture.exported import export_module, from_exported
     from attnc.program_text import from_text as read_program
 
@@ -84,6 +86,7 @@ def text_of_exported_file(path: str) -> str:
         import torch
     except ImportError as error:
         raise TorchMissingError("an exported program is read through torch, which is not installed") from error
+    import_whole(COMPILER)
     from attnc.mlir_text import print_module
 
     log = logging.getLogger("torch.export")  # which would write a traceback beside the error

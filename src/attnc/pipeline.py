@@ -32,12 +32,15 @@ from attnc.errors import (
     PassOrderError,
     UnknownPassError,
 )
+from attnc.runtime.whole_imports import COMPILER, import_whole
 from attnc.target import Target
 
 if TYPE_CHECKING:
     from xdsl.dialects.builtin import ModuleOp
 
     from attnc.runtime.signature import Signature
+
+import_whole(COMPILER)  # before any stage: this module is the door to all of them
 
 SOURCE = "torch"
 """The stage before the first pass."""

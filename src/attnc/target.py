@@ -14,6 +14,7 @@ from pathlib import Path
 from attnc import knobs
 from attnc.runtime import tuning_file
 from attnc.runtime.tuning_file import TunedTile
+from attnc.runtime.whole_imports import LLVM, import_whole
 
 ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA = 158, 0x1023, 18
 """Numbers of Linux on x86-64: the system call, the request, and the state that is asked for."""
@@ -57,6 +58,7 @@ class Target:
 
 @functools.cache
 def _host(vector_bits: str, amx: bool) -> Target:
+    import_whole(LLVM)
     import llvmlite.binding as llvm
 
     llvm.initialize_native_target()
