@@ -321,3 +321,65 @@ def test_long_products_are_no_burden():
         x = graph.binary("mulf", "ab,ab->ab", x, x)
     module = run_passes(graph.text(x), "generalize-linalg", "raise-attention")
     assert names_of(module).count("linalg.generic") == 30
+
+
+def test_weights_that_are_zero_in_single_rows_are_dead_there():
+    graph = LinalgText()
+    q, k, v = qkv(graph)
+    rows = graph.argument("rows", (2, 4), "i1")
+    weights = graph.softmax(graph.einsum("bhqe,bhke->bhqk", q, k))
+    zero = graph.number(0.0)
+    weights = graph.elementwise("bhqk,bq->bhqk", [weights, rows], f"%r = arith.select %a1, %a0, {zero.name} : f32")
+    module = raised(graph, graph.einsum("bhqk,bhke->bhqe", weights, v))
+    filecheck(module, "// CHECK: %masked = arith.select %rows_value, %score, %minus_infinity")
+
+
+def test_weights_that_are_zero_in_pairs_are_left():
+    """The sum of the weights counts them: no attention has it so."""
+    graph = LinalgText()
+    q, k, v = qkv(graph)
+    pairs = graph.argument("pairs", (2, 4, 4), "i1")
+    weights = graph.softmax(graph.einsum("bhqe,bhke->bhqk", q, k))
+    zero = graph.number(0.0)
+    weights = graph.elementwise("bhqk,bqk->bhqk", [weights, pairs], f"%r = arith.select %a1, %a0, {zero.name} : f32")
+    left_alone(graph, graph.einsum("bhqk,bhke->bhqe", weights, v))
+
+
+def test_dead_rows_beside_their_log_sum_exp_are_left():
+    """The mask of rows is not in the sum that is asked for."""
+    graph = LinalgText()
+    q, k, v = qkv(graph)
+    rows = graph.argument("rows", (2, 4), "i1")
+    scores = graph.einsum("bhqe,bhke->bhqk", q, k)
+    top = graph.reduce("maximumf", "bhqk->bhq", scores, float("-inf"))
+    body = "%d = arith.subf %a0, %a1 : f32\n      %r = math.exp %d : f32"
+    weights = graph.elementwise("bhqk,bhq->bhqk", [scores, top], body)
+    total = graph.reduce("addf", "bhqk->bhq", weights, 0.0)
+    zero = graph.number(0.0)
+    body = f"%w = arith.divf %a0, %a1 : f32\n      %r = arith.select %a2, %w, {zero.name} : f32"
+    weights = graph.elementwise("bhqk,bhq,bq->bhqk", [weights, total, rows], body)
+    left_alone(graph, graph.einsum("bhqk,bhke->bhqe", weights, v), total)
+
+
+def test_a_number_for_nan_other_than_zero_is_left():
+    graph = LinalgText()
+    q, k, v = qkv(graph)
+    weights = graph.softmax(graph.einsum("bhqe,bhke->bhqk", q, k))
+    one = graph.number(1.0)
+    body = f"%n = arith.cmpf uno, %a0, %a0 : f32\n      %r = arith.select %n, {one.name}, %a0 : f32"
+    left_alone(graph, graph.einsum("bhqk,bhke->bhqe", graph.elementwise("bhqk->bhqk", [weights], body), v))
+
+
+def test_nan_to_num_before_the_division_is_left():
+    """exp(score - max) is NaN for one key alone, where the score is; the sum leaves it out then."""
+    graph = LinalgText()
+    q, k, v = qkv(graph)
+    scores = graph.einsum("bhqe,bhke->bhqk", q, k)
+    top = graph.reduce("maximumf", "bhqk->bhq", scores, float("-inf"))
+    body = "%d = arith.subf %a0, %a1 : f32\n      %r = math.exp %d : f32"
+    weights = graph.elementwise("bhqk,bhq->bhqk", [scores, top], body)
+    total = graph.reduce("addf", "bhqk->bhq", weights, 0.0)
+    zero = graph.number(0.0)
+    body = f"%n = arith.cmpf uno, %a0, %a0 : f32\n      %r = arith.select %n, {zero.name}, %a0 : f32"
+    weights = graph.elementwise("bhqk->bhqk", [weights], body)
+    left_alone(graph, graph.einsum("bhqk,bhke->bhqe", graph.binary("divf", "bhqk,bhq->bhqk", weights, total), v))

@@ -202,3 +202,24 @@ def test_a_transposed_result_beside_its_log_sum_exp():
     for found in (interpreted(program, module, inputs), native(program, inputs)):
         torch.testing.assert_close(torch.as_tensor(found[0]), out, atol=2e-6, rtol=1e-5)
         torch.testing.assert_close(torch.as_tensor(found[1]), lse, atol=2e-6, rtol=1e-5)
+
+
+class ZeroWhereNan(torch.nn.Module):
+    def forward(self, q, k, v):
+        scores = (q @ k.mT * 0.3).masked_fill(~torch.ones(S, S, dtype=torch.bool).tril(), -torch.inf)
+        return torch.nan_to_num(scores.softmax(-1)) @ v
+
+
+def test_nan_to_num_after_the_softmax_with_nan_and_infinity_in_the_inputs():
+    """What is no dead row but NaN for another reason is 0 as well; NaN in a live value is NaN."""
+    q, k, v = (x.clone() for x in different(3, B, H, S, E))
+    module = ZeroWhereNan()
+    compiled = attnc.compile(module, (q, k, v))
+    assert compiled.kernels == ("attention",)
+    q[0, 0, 2, 1] = torch.nan
+    k[0, 1, 4, 0] = torch.inf
+    k[1, 1, 3] = -torch.inf
+    v[1, 2, 0, 1] = torch.nan
+    found, wanted = compiled(q, k, v), module(q, k, v)
+    assert (found[0, 0, 2] == 0).all() and found[1, 2, 3, 1].isnan()
+    torch.testing.assert_close(found, wanted, equal_nan=True, atol=2e-6, rtol=1e-5)

@@ -473,6 +473,50 @@ def blocks_of_keys(q, k, v):
     return torch.einsum("bhqtk,btkhe->bqhe", weights, v)
 
 
+def rows() -> Tensor:
+    """True where there is a query: the second sequence ends early."""
+    return padding() != 0
+
+
+@form(lambda: (*in_heads(), lower(torch.empty(0), S) & (torch.arange(S)[:, None] != 2)), elementwise=2)
+def rows_without_keys_by_nan_to_num(q, k, v, mask):
+    """A row that is masked out altogether is NaN, and then 0."""
+    scores = (q @ k.mT / math.sqrt(E)).masked_fill(~mask, -torch.inf)
+    return torch.nan_to_num(scores.softmax(-1)) @ v
+
+
+@form(lambda: (*in_heads(torch.bfloat16), padding()), elementwise=3)
+def nan_to_num_of_the_weights_in_bf16(q, k, v, mask):
+    scores = (q @ k.mT * 0.3).masked_fill((mask == 0)[:, None, None, :], -torch.inf)
+    return merged(scores.float().softmax(-1).to(q.dtype).nan_to_num(0.0) @ v)
+
+
+@form(in_heads, elementwise=2)
+def zeros_where_the_weights_are_nan(q, k, v):
+    weights = (q @ k.mT).masked_fill(~lower(q, S).tril(-1), -torch.inf).softmax(-1)
+    return torch.where(weights.isnan(), 0.0, weights) @ v
+
+
+@form(lambda: (*projected(), rows()))
+def weights_masked_by_query(q, k, v, rows):
+    """Rows without a token are set to 0 after the softmax."""
+    weights = (split(q) @ split(k).mT / math.sqrt(E)).softmax(-1)
+    return merged(weights.masked_fill(~rows[:, None, :, None], 0) @ split(v))
+
+
+@form(lambda: (*projected(), rows()), elementwise=1)
+def weights_masked_by_key(q, k, v, kept):
+    """Keys that the softmax counts, but the second product does not."""
+    weights = (split(q) @ split(k).mT / math.sqrt(E)).softmax(-1)
+    return torch.where(kept[:, None, None, :], weights, 0) @ split(v)
+
+
+@form(lambda: (*in_heads(torch.float16), padding()), elementwise=2)
+def weights_multiplied_by_query(q, k, v, rows):
+    weights = (q @ k.mT / math.sqrt(E)).masked_fill(~lower(q, S), -torch.inf).softmax(-1)
+    return (weights * rows[:, None, :, None].to(q.dtype)) @ v
+
+
 def clip_of_any_size(q, k, v):
     batch, length, _ = q.shape
 

@@ -16,6 +16,7 @@ from xdsl.ir import OpResult
 from attnc.analysis.axes import Atom, Axis, NoMatch, flat, flat_axes, fresh
 from attnc.analysis.comparison import Comparison
 from attnc.analysis.elements import CASTS, Apply, Element, Elements, Node, Outer, Position, Reduction, Splat, constant
+from attnc.analysis.softmax_zeros import Zeros, guarded_from_nan
 
 MANY_FACTORS = 100
 
@@ -35,7 +36,8 @@ class Attention:
     product: Element
     factors: list[Node]  # scalars inside the product's own body
     weight_factors: list[Node] = field(default_factory=list)  # what the weights are multiplied by after the softmax
-    dead: list[tuple[Node, bool]] = field(default_factory=list)  # weights that are 0 where this is true (or, True: is not)
+    row_factors: list[Node] = field(default_factory=list)  # those that values have no dims for, the same for all keys
+    zeros: Zeros = field(default_factory=Zeros)  # weights that are set to 0 after the softmax
     rows: list[RowValue] = field(default_factory=list)
 
 
@@ -73,6 +75,7 @@ class Search:
         self.axes = tuple(fresh(size if size >= 0 else (result, dim)) for dim, size in enumerate(shape))
         self.keys: tuple[Axis, ...] = ()
         self.zeroed: list[tuple[Node, bool]] = []
+        self.nan_is_zero = False
         self.factors = 0
         self.known_atoms: dict[int, tuple[Node, set[Atom]]] = {}
 
@@ -100,12 +103,14 @@ class Search:
     def weighted(self, weight: Element, value: Element, divisors: list[Node]) -> Attention | None:
         """The attention, if `weight` is a softmax over the keys, or becomes one by the divisors."""
         elements = self.elements
-        self.zeroed = []
+        self.zeroed, self.nan_is_zero = [], False
         numerators, own = self.quotient(weight)
-        divisors = [*divisors, *own]
-        exponentials = [node for node in numerators if isinstance(node, Apply) and node.op.name == "math.exp"]
+        outer, divisors = divisors, [*divisors, *own]
+        exponentials = [node for node in numerators if _is_exponential(node)]
         if len(exponentials) != 1 or len(divisors) > 1:
             return None
+        if self.nan_is_zero and outer:
+            return None  # exp(score - max) is NaN for single keys; only divided by the sum is it so for all of a row
         exponential = exponentials[0]
         factors = [node for node in numerators if node is not exponential and constant(node) != 1]
         for scores, terms in self.shifts(exponential.operands[0]):
@@ -122,62 +127,19 @@ class Search:
                 shift = [term for term in terms if not (isinstance(term, Apply) and term.op.name == "math.log")]
                 if not self.is_sum(sums[0], scores, shift):
                     continue
+                if self.nan_is_zero and shift != maxima:
+                    continue
                 attention = self.scored(scores, value)
-                if attention is not None and self.explains_zeros(attention, sums[0]):
-                    attention.weight_factors = factors
+                zeros = None if attention is None else Zeros.explained(self, scores, value, sums[0])
+                if attention is not None and zeros is not None:
+                    attention.zeros = zeros
+                    for factor in factors:
+                        of_rows = not self.over_keys(factor) and not self.atoms(factor) <= _dims(value)
+                        (attention.row_factors if of_rows else attention.weight_factors).append(factor)
                     attention.rows = [RowValue(element, "max") for element in maxima]
                     attention.rows.append(RowValue(sums[0], "sum", shift, maxima))
                     return attention
         return None
-
-    def explains_zeros(self, attention: Attention, total: Element) -> bool:
-        """Whether the weights that are set to 0 after the softmax are those of a row without keys, or of keys that the scores
-        mask as well, so that their sum does not count them: these are dead."""
-        for condition, negated in self.zeroed:
-            bare = self.elements.head(condition)
-            if isinstance(bare, Apply) and bare.op.name == "arith.cmpf" and not self.over_keys(bare):
-                leaves = self.leaves(bare)
-                if leaves == [total] and not negated and 0 in [constant(self.elements.head(x)) for x in bare.operands]:
-                    continue
-            if not self.is_masked(attention.scores, condition, negated):
-                return False
-            attention.dead.append((condition, negated))
-        return True
-
-    def is_masked(self, scores: Node, condition: Node, negated: bool) -> bool:
-        """Whether a select in the scores replaces, or lessens, by a number beyond all scores where the condition is true."""
-        condition, negated = self.without_not(condition, negated)
-        found = False
-        seen: set[int] = set()
-
-        def visit(node: Node) -> None:
-            nonlocal found
-            node = self.elements.head(node)
-            if found or id(node) in seen or not isinstance(node, Apply):
-                return
-            seen.add(id(node))
-            if node.op.name == "arith.select":
-                for branch, when_false in ((1, False), (2, True)):
-                    low = constant(self.elements.bare(node.operands[branch]))
-                    if isinstance(low, float) and low <= -1e4:
-                        other, flipped = self.without_not(node.operands[0], when_false)
-                        found = found or (flipped == negated and Comparison(self.elements, ()).same(condition, other))
-            for operand in node.operands:
-                visit(operand)
-
-        visit(scores)
-        return found
-
-    def without_not(self, node: Node, negated: bool) -> tuple[Node, bool]:
-        """A condition without negations around it."""
-        node = self.elements.head(node)
-        while isinstance(node, Apply):
-            if node.op.name == "arith.xori" and constant(self.elements.head(node.operands[1])) in (1, -1):
-                negated = not negated
-            elif node.op.name != "arith.select" or [constant(self.elements.head(x)) for x in node.operands[1:]] != [1, 0]:
-                break
-            node = self.elements.head(node.operands[0])
-        return node, negated
 
     def row_value(self, attention: Attention, result: OpResult) -> RowValue | None:
         """What a reducing generic knows of the attention's rows, if it reduces its scores, or weights, over the keys."""
@@ -240,6 +202,12 @@ class Search:
             if node.op.name == "arith.divf":
                 others = others[::-1]
             return above + others[0], below + others[1]
+        if (guarded := guarded_from_nan(self.elements, node)) is not None:
+            above, below = self.quotient(guarded)
+            if below and all(constant(factor) == 1 for factor in above if not _is_exponential(factor)):
+                self.nan_is_zero = True
+                return above, below
+            return [node], []
         if isinstance(node, Apply) and node.op.name == "arith.select":
             for branch, negated in ((1, False), (2, True)):
                 if constant(self.elements.bare(node.operands[branch])) == 0:
@@ -377,6 +345,10 @@ class Search:
 
         visit(node)
         return found
+
+
+def _is_exponential(node: Node) -> bool:
+    return isinstance(node, Apply) and node.op.name == "math.exp"
 
 
 def two_factors(reduction: Reduction | None) -> tuple[tuple[Element, Element], list[Node]] | None:

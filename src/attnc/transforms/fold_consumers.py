@@ -11,9 +11,10 @@ After:
     %t = "iree_linalg_ext.attention"(…) <{indexing_maps = […, (b, h, m, k, e, n) -> (b, m, h, n)]}>
     %o = tensor.collapse_shape %t [[0], [1], [2, 3]]
 
-so it is written straight into its final layout; likewise the result of the elementwise operation that ends an
-online_attention. A reshape that takes merged dims apart becomes dims of the domain where a transpose follows; one that merges
-dims at the end stays, for it is a view of what was just written. The result must have no other use.
+so it is written straight into its final layout; likewise the results of elementwise operations that end an attention: the
+division after an online_attention, and what becomes of single rows. A reshape that takes merged dims apart becomes dims of the
+domain where a transpose follows; one that merges dims at the end stays, for it is a view of what was just written. The result
+must have no other use.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from xdsl.ir import Block, Operation
 from xdsl.ir.affine import AffineDimExpr, AffineMap
 
 from attnc.analysis.axes import Atom, Axis, NoMatch, flat
-from attnc.analysis.elements import is_elementwise, maps_of
+from attnc.analysis.elements import is_elementwise, is_layout, maps_of
 from attnc.dialects.building import Builder
 from attnc.dialects.linalg_ext import AttentionOp, OnlineAttentionOp
 from attnc.target import Target
@@ -46,8 +47,9 @@ def fold_consumers(module: ModuleOp) -> bool:
     """`run`; whether there was anything."""
     found = fold_each(module, fold)
     for op in list(module.walk()):
-        if isinstance(op, OnlineAttentionOp):
-            ends = {use.operation for result in op.results for use in result.uses}
+        if isinstance(op, AttentionOp | OnlineAttentionOp):
+            ends = _users(op)
+            ends += [user for first in ends if isinstance(first, linalg.GenericOp) for user in _users(first)]
             for end in ends:
                 if isinstance(end, linalg.GenericOp) and end.parent is not None and len(end.results) == 1 and _fold_end(end):
                     erase_unused(end.parent)
@@ -55,9 +57,13 @@ def fold_consumers(module: ModuleOp) -> bool:
     return found
 
 
+def _users(op: Operation) -> list[Operation]:
+    return list(dict.fromkeys(use.operation for result in op.results for use in result.uses))
+
+
 def _fold_end(end: linalg.GenericOp) -> bool:
-    """Lets the elementwise operation that ends an online_attention write its result as it is rearranged after it."""
-    if not is_elementwise(end) or None in maps_of(end)[-1] or end.body.block.args[-1].uses:
+    """Lets an elementwise operation that ends an attention write its result as it is rearranged after it."""
+    if not is_elementwise(end) or is_layout(end) or None in maps_of(end)[-1] or end.body.block.args[-1].uses:
         return False
     value = end.results[0]
     shape = cast(TensorType, value.type).get_shape()

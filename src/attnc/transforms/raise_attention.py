@@ -23,6 +23,9 @@ It is recognised by what it computes (`attnc.analysis.softmax`), through reshape
 the parts. Where the maximum or the sum has other uses (a log-sum-exp), an `online_attention` gives them. Where anything else
 between the two products has other uses, or it is no attention, the IR stays as it was.
 
+What is done to the weights after the softmax goes into the region (rows and keys set to 0), into the value (factors and
+zeros of keys) or is done to the result (factors of rows, NaN that becomes 0).
+
 A row whose scores are all -inf is 0 here; written out, it is NaN.
 """
 
@@ -120,21 +123,28 @@ def _raise(search: Search, found: Attention) -> bool:
     if not between <= before.union(*(_computed_from(op) for op in rows)):
         return False  # something between the products is used elsewhere, and would be computed anyway
     asked = [row for op, row in rows.items() if op not in before or not _dependents(op, {last, *rows} - {op}) <= before]
+    if asked and found.zeros.rows:
+        return False  # which are dead in the attention, but not in the sums that are asked for
     scratch = Block()
     try:
-        attention, domain, value = _Raising(found, Builder(scratch), between | set(rows)).write()
+        raising = _Raising(found, Builder(scratch), between | set(rows))
+        attention, domain, value = raising.write()
+        if "attnc.loc" in last.attributes:
+            attention.attributes["attnc.loc"] = last.attributes["attnc.loc"]
+        values: dict[SSAValue, SSAValue] = {}
+        result, online = attention.result, None
+        if asked or found.zeros.nan:
+            online = convert(attention)
+            result = next(use.operation for use in online.acc_result.uses).results[0]
+            if value is attention.result:
+                value = result
+            for row in asked:
+                values[row.element.value] = _row_tensor(search, row, online, domain)
+        if found.row_factors or found.zeros.nan:
+            value = raising.finished(result, online, domain)
     except NoMatch:
         clear(scratch)
         return False
-    if "attnc.loc" in last.attributes:
-        attention.attributes["attnc.loc"] = last.attributes["attnc.loc"]
-    values: dict[SSAValue, SSAValue] = {}
-    if asked:
-        online = convert(attention)
-        if value is attention.result:
-            value = next(use.operation for use in online.acc_result.uses).results[0]
-        for row in asked:
-            values[row.element.value] = _row_tensor(search, row, online, domain)
     values[found.out] = value
     insert_before(scratch, last)
     for old, new in values.items():
@@ -150,7 +160,7 @@ def _row_tensor(search: Search, row: RowValue, online: OnlineAttentionOp, domain
     """The maximum of the scores, or the sum of exp(score - shift), from what the running attention has."""
     type_ = cast(TensorType, row.element.value.type)
 
-    def compute(build: Builder, args: Sequence[SSAValue]) -> SSAValue:
+    def compute(build: Builder, args: Sequence[SSAValue], _: object) -> SSAValue:
         value, top = args[0], args[-1]
         if row.kind == "sum" and row.shift != row.maxima[:1]:
             writer = RegionWriter(build, search.elements, nowhere, nowhere)
@@ -211,6 +221,7 @@ class _Raising:
         element = cast(TensorType, found.product.value.type).element_type
         self.type: Attribute = f64 if element == f64 else f32
         self.least_is_dead = False
+        self.dead = [*found.zeros.dead, *found.zeros.rows]
 
     def write(self) -> tuple[AttentionOp, Domain, SSAValue]:
         found = self.found
@@ -220,17 +231,17 @@ class _Raising:
         trial = Block(arg_types=[self.type])  # splits the atoms that have to be, before the domain is made of them
         writer = self.writer(Builder(trial), lambda _: trial.args[0], lambda _: trial.args[0])
         try:
-            writer.score(found.scores, score, trial.args[0], found.dead)
+            writer.score(found.scores, score, trial.args[0], self.dead)
         finally:
             clear(trial)
         query, key, value = (self.widened(element) for element in (found.query, found.key, found.value))
-        if found.weight_factors:
+        if found.weight_factors or found.zeros.values:
             value = self.multiplied(value)
         domain = Domain(self.build, query, key, value, found.axes)
         scale = self.scale(factors)
 
         def region(build: Builder, argument: SSAValue, position: Callable[[Atom], SSAValue]) -> SSAValue:
-            return self.writer(build, position, domain.size).score(found.scores, score, argument, found.dead)
+            return self.writer(build, position, domain.size).score(found.scores, score, argument, self.dead)
 
         out_type = cast(TensorType, found.out.type)
         attention, out = build_attention(domain, (query.value, key.value, value.value), scale, out_type, region)
@@ -246,7 +257,8 @@ class _Raising:
         return converted_tensor(self.build, self.elements, element, widest)
 
     def multiplied(self, element: Element) -> Element:
-        """The value times what the weights are multiplied by, in the layout of the tensor that it comes from."""
+        """The value times what the weights are multiplied by, and 0 where they are set to 0; in the layout of the tensor that
+        it comes from."""
         before: Element | None = element
         while before is not None:
             if all(len(flat(axis)) <= 1 for axis in before.axes):
@@ -258,9 +270,35 @@ class _Raising:
             value = convert_float(build, args[0], self.type)
             for factor in self.found.weight_factors:
                 value = build.binary("mulf", value, convert_float(build, writer.write(factor), self.type))
+            for condition, negated in self.found.zeros.values:
+                zero = build.constant(0.0, self.type, "zero")
+                value = build.select(writer.condition(condition, not negated), value, zero)
             return convert_float(build, value, element.type)
 
         return elementwise_tensor(self.build, self.elements, element, compute)
+
+    def finished(self, result: SSAValue, online: OnlineAttentionOp | None, domain: Domain) -> SSAValue:
+        """The result times what the rows of weights are multiplied by, and 0 where these were NaN."""
+        found = self.found
+        sources = [(result, [atom for axis in domain.axes[3] for atom in flat(axis)])]
+        if found.zeros.nan and online is not None:
+            sources.append((online.sum_result, domain.rows))
+        type_ = cast(TensorType, found.out.type)
+
+        def compute(build: Builder, args: Sequence[SSAValue], read: Callable[[Element], SSAValue | None]) -> SSAValue:
+            def depends(value: SSAValue) -> bool:
+                return value.owner in self.dependent
+
+            writer = RegionWriter(build, self.elements, nowhere, nowhere, depends, read=read)
+            value = convert_float(build, args[0], self.type)
+            for factor in found.row_factors:
+                value = build.binary("mulf", value, convert_float(build, writer.write(factor), self.type))
+            if found.zeros.nan:
+                lost = build.compare_floats("uno", args[1], args[1], "lost")
+                value = build.select(lost, build.constant(0.0, self.type, "zero"), value)
+            return convert_float(build, value, type_.element_type)
+
+        return row_tensor(domain, sources, [flat(axis) for axis in found.axes], type_, compute, "out")
 
     def writer(self, build: Builder, position: Callable[[Atom], SSAValue], size: Callable[[Atom], SSAValue]) -> RegionWriter:
         keys = set(flat(self.found.keys))

@@ -248,24 +248,33 @@ def row_tensor(
     sources: Sequence[tuple[SSAValue, Sequence[Atom]]],
     axes: Sequence[Axis],
     wanted: TensorType,
-    compute: Callable[[Builder, Sequence[SSAValue]], SSAValue],
+    compute: Callable[[Builder, Sequence[SSAValue], Callable[[Element], SSAValue | None]], SSAValue],
     hint: str | None = None,
 ) -> SSAValue:
-    """A tensor over `axes` computed elementwise from tensors that have a dim for each of their atoms."""
+    """A tensor over `axes` computed elementwise from tensors that have a dim for each of their atoms: `compute(body, args,
+    read)`, where `read` gives elements of other tensors."""
     axes = [flat(axis) for axis in axes]
     init = domain.empty(axes, wanted.element_type, wanted.get_shape())
     loops = {atom: place for place, atom in enumerate(_atoms(axes))}
     rank = len(loops)
     block = Block(arg_types=[*(cast(TensorType, value.type).element_type for value, _ in sources), wanted.element_type])
-    body = Builder(block)
-    body.insert(linalg.YieldOp(compute(body, block.args[: len(sources)])))
+    inputs = list(sources)
+
+    def read(element: Element) -> SSAValue | None:
+        axes = [flat(axis) for axis in element.axes]
+        if not all(atom in loops or atom.size == 1 for axis in axes for atom in axis):
+            return None
+        inputs.append((domain.operand(element.value, axes), _atoms(axes)))
+        return block.insert_arg(element.type, len(inputs) - 1)
 
     def position(atom: Atom) -> AffineExpr:
         return AffineDimExpr(loops[atom]) if atom in loops else AffineConstantExpr(0)
 
-    maps = [AffineMap(rank, 0, tuple(map(position, atoms))) for _, atoms in sources]
+    body = Builder(block)
+    body.insert(linalg.YieldOp(compute(body, list(block.args[: len(sources)]), read)))
+    maps = [AffineMap(rank, 0, tuple(map(position, atoms))) for _, atoms in inputs]
     op = linalg.GenericOp(
-        [value for value, _ in sources],
+        [value for value, _ in inputs],
         [init],
         Region(block),
         [AffineMapAttr(map_) for map_ in (*maps, AffineMap.identity(rank))],
