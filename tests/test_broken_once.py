@@ -214,3 +214,17 @@ def test_a_string_that_does_not_end_is_found_at_once():
     text = stages()["torch"]
     with pytest.raises(errors.IRSyntaxError, match=":1:42: error: this string does not end"):
         attnc.from_text(text.replace('"torch"', '"torch' + "a" * 200, 1))
+
+
+ROWS, SQUARE = normal(300, 4), normal(4, 4)
+IN_PLACE: dict[str, Callable] = {
+    "vector by matrix": lambda s, b, h, q, k: s + ROWS[q] @ SQUARE @ ROWS[k],
+    "linear": lambda s, b, h, q, k: s + torch.nn.functional.linear(ROWS[k], SQUARE).sum(),
+    "squeeze_ and unsqueeze_": lambda s, b, h, q, k: s + (ROWS[k] * 2).unsqueeze_(1).squeeze_()[1],
+    "t_, then a write": lambda s, b, h, q, k: s + (SQUARE * ROWS[k]).t_().mul_(2)[1].sum(),
+}
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_shapes_that_change_in_place(name: str):
+    right(Problem(*QKV, score_mod=IN_PLACE[name]))

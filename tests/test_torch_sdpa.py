@@ -133,6 +133,13 @@ def test_batch_dims_broadcast(leads: tuple[tuple[int, ...], tuple[int, ...]]):
     assert out.shape == expected.shape and torch.allclose(out, expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("lead", [(1, 3), (2, 1), (1, 1), (3,), ()])
+def test_values_broadcast_by_themselves(lead: tuple[int, ...]):
+    query, key, value = normal(2, 3, 20, 16), normal(2, 3, 24, 16), normal(*lead, 24, 16)
+    out, expected = sdpa(query, key, value), torch_sdpa(query, key, value)
+    assert out.shape == expected.shape and torch.allclose(out, expected, atol=1e-5)
+
+
 @pytest.mark.parametrize("lead", [(), (2,), (2, 3)])
 def test_grouped_heads(lead: tuple[int, ...]):
     query, key, value = normal(*lead, 6, 20, 16), normal(*lead, 2, 24, 16), normal(*lead, 2, 24, 16)
@@ -156,16 +163,19 @@ def test_scale_autocast_meta_and_nothing():
 Q, K, V = inputs(2, 3)
 REFUSED: dict[str, tuple[tuple[Any, ...], dict[str, Any], type[Exception]]] = {
     "dropout": ((Q, K, V), {"dropout_p": 0.5}, errors.DropoutError),
+    "dropout below 0": ((Q, K, V), {"dropout_p": -0.5}, errors.DropoutError),
     "mask and causal": ((Q, K, V, normal(20, 24)), {"is_causal": True}, errors.AttentionMaskError),
     "bias and causal": ((Q, K, V, causal_upper_left(20, 24)), {"is_causal": True}, errors.AttentionMaskError),
     "bias of other lengths": ((Q, K, V, causal_upper_left(20, 25)), {}, errors.AttentionMaskError),
     "mask shape": ((Q, K, V, normal(20, 23)), {}, errors.AttentionMaskError),
     "mask rank": ((Q, K, V, normal(1, 1, 1, 20, 24)), {}, errors.AttentionMaskError),
     "mask dtype": ((Q, K, V, torch.ones(20, 24, dtype=torch.int32)), {}, errors.AttentionMaskError),
+    "a list as a mask": ((Q, K, V, [[True] * 24] * 20), {}, errors.AttentionMaskError),
     "dtypes": ((Q, K.double(), V), {}, errors.DtypeError),
     "vectors": ((Q[0, 0, 0], K, V), {}, errors.ShapeError),
     "batch": ((Q, normal(3, 3, 24, 16), normal(3, 3, 24, 8)), {}, errors.ShapeError),
     "heads": ((normal(2, 6, 20, 16), K, V), {}, errors.ShapeError),
+    "heads of keys and values": ((normal(2, 6, 20, 16), K, V[:, :2]), {"enable_gqa": True}, errors.ShapeError),
     "lengths": ((Q, K, V[:, :, 1:]), {}, errors.ShapeError),
     "nested": ((torch.nested.nested_tensor([Q[0], Q[1]]), K, V), {}, errors.AttncError),
     "sparse": ((Q, K, V, normal(20, 24).to_sparse()), {}, errors.UnsupportedTensorError),

@@ -72,7 +72,7 @@ def scaled_dot_product_attention(
     kind, mask, numbers = mask_kind(query, key, attn_mask, dropout_p, is_causal)
     plain = query.dim() == key.dim() == value.dim() == 4
     shape = query.shape
-    if not plain or query.shape[0] != key.shape[0] or query.shape[1] != key.shape[1]:
+    if not plain or not (query.shape[:2] == key.shape[:2] == value.shape[:2]):
         query, key, value, shape = four_dims(query, key, value, enable_gqa)
     call = flex.checked_call(query, key, value, None, None, scale, True, False, None, None, None)
     if kind != PLAIN and call.has_values:
@@ -90,14 +90,16 @@ def mask_kind(
     query: Tensor, key: Tensor, attn_mask: Any, dropout_p: float, is_causal: bool
 ) -> tuple[str, Tensor | None, list[int]]:
     """The kind of mask, its tensor, and its numbers. Raises `DropoutError`, `AttentionMaskError`."""
-    if dropout_p > 0.0:
-        raise DropoutError(f"scaled_dot_product_attention with dropout_p={dropout_p}")
+    if dropout_p != 0.0:
+        raise DropoutError(f"scaled_dot_product_attention with dropout_p={dropout_p!r}")
     if attn_mask is None:
         return (CAUSAL if is_causal else PLAIN), None, []
     if is_causal:
         raise AttentionMaskError("attn_mask is given with is_causal=True", remedy="put the causal mask into attn_mask")
     if type(attn_mask).__name__ == "CausalBias":
         return _causal_bias(query, key, attn_mask)
+    if not isinstance(attn_mask, Tensor):
+        raise AttentionMaskError(f"attn_mask is a {type(attn_mask).__name__}, not a torch tensor")
     if attn_mask.dtype is torch.bool:
         return BOOL, attn_mask, []
     if attn_mask.dtype not in DTYPES:
@@ -132,7 +134,7 @@ def four_dims(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> tu
     if rank == 2:
         heads, kv_heads = (), ()
     elif enable_gqa:
-        heads, kv_heads = query.shape[-3:-2], key.shape[-3:-2]
+        heads, kv_heads = query.shape[-3:-2], broadcast_shapes(key.shape[-3:-2], value.shape[-3:-2])
     else:
         heads = kv_heads = broadcast_shapes(query.shape[-3:-2], key.shape[-3:-2], value.shape[-3:-2])
     shape = (*batch, *heads, *query.shape[-2:])
@@ -159,7 +161,8 @@ def broadcast_shapes(*shapes: Sequence[int]) -> tuple[int, ...]:
         size = next((size for size in sizes if size != 1), 1)
         if any(other not in (1, size) for other in sizes):
             raise ShapeError(
-                f"query, key and value have batch dims (or heads) that do not broadcast: {list(map(list, shapes))}"
+                f"{'query, key' if len(shapes) > 2 else 'key'} and value have batch dims (or heads) that do not broadcast: "
+                f"{list(map(list, shapes))}"
             )
         result.append(size)
     return tuple(result)

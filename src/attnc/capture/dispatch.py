@@ -273,6 +273,12 @@ def _write(tracer: Tracer, func: Any, schema: Schema, args: tuple, kwargs: dict[
         raise refuse(InPlaceModError, f"a mod writes in place: {schema.name}")
     result = _record(tracer, functional, schema_of(functional), args, kwargs)
     new = tracer.value(result)
+    if (
+        torch.Tag.inplace_view in func.tags
+    ):  # `squeeze_` and its like, which torch's own product of a vector and a matrix ends in
+        _run(tracer, func, schema, args, kwargs)
+        value.operand, value.origins, value.shared = new.operand, new.origins, False
+        return target
     if result.shape != value.standin.shape:
         raise RuntimeError(f"output with shape {list(value.standin.shape)} doesn't match the shape {list(result.shape)}")
     if result.dtype is not value.standin.dtype:

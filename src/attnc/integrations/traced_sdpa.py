@@ -35,7 +35,7 @@ def scaled_dot_product_attention(
     query, key, value = traced.inputs(query, key, value)
     plain = query.dim() == key.dim() == value.dim() == 4
     shape = query.shape
-    if not plain or query.shape[0] != key.shape[0] or query.shape[1] != key.shape[1]:
+    if not plain or not (query.shape[:2] == key.shape[:2] == value.shape[:2]):
         query, key, value, shape = scaled_dot_product.four_dims(query, key, value, enable_gqa)
     check_shapes(query.shape, key.shape, value.shape, True)
     captures = [] if mask is None else [scaled_dot_product.expanded_mask(mask, shape, key.shape[2])]
