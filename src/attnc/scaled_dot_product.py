@@ -72,7 +72,8 @@ def scaled_dot_product_attention(
     kind, mask, numbers = mask_kind(query, key, attn_mask, dropout_p, is_causal)
     plain = query.dim() == key.dim() == value.dim() == 4
     shape = query.shape
-    if not plain or not (query.shape[:2] == key.shape[:2] == value.shape[:2]):
+    heads = key.shape[:2] if enable_gqa else query.shape[:2]
+    if not plain or not (query.shape[0] == key.shape[0] and key.shape[:2] == value.shape[:2] == heads):
         query, key, value, shape = four_dims(query, key, value, enable_gqa)
     call = flex.checked_call(query, key, value, None, None, scale, True, False, None, None, None)
     if kind != PLAIN and call.has_values:
