@@ -19,10 +19,10 @@ ROWS = [1, 2, 3, 5, 7, 8, 16]
 
 
 class Library:
-    """Both leaves of one configuration as Python callables."""
+    """Both leaves of one configuration, for a right-hand side of so many columns, as Python callables."""
 
     def __init__(self, source: str, element: str, columns: int, target: Target):
-        self.dot, dot_text = dot_in_place(source, element, target)
+        self.dot, dot_text = dot_in_place(source, element, columns, target)
         self.accumulate, accumulate_text = accumulate_in_place(source, element, columns, target)
         text = leaves.join([dot_text, accumulate_text])
         self.objects = LoadedObjects([compile_object(text, target)], [self.dot, self.accumulate])
@@ -54,7 +54,7 @@ def stored(rng: np.random.Generator, shape: tuple[int, int], source: str, dtype:
 class TestInPlace:
     @pytest.mark.parametrize("depth", [16, 48, 128])
     def test_dot(self, machine: str, source: str, element: str, depth: int):
-        lib = library(source, element, 64, machine)
+        lib = library(source, element, depth, machine)
         rng = np.random.default_rng(depth)
         for rows, (valid, columns) in itertools.product(ROWS, [(0, 16), (1, 16), (15, 16), (16, 16), (67, 80)]):
             padded = -(-rows // lib.highest) * lib.highest
@@ -65,7 +65,7 @@ class TestInPlace:
             end = memory.size - 5 if valid else 0
             rhs = guarded(memory.reshape(-1)[:end])
             out = unaligned(np.full((padded, columns + 1), 7.0, lib.dtype))
-            lib.call(lib.dot, unaligned(lhs), depth + 3, rhs, depth + 5, out, columns + 1, valid, columns, depth, rows)
+            lib.call(lib.dot, unaligned(lhs), depth + 3, rhs, depth + 5, out, columns + 1, valid, columns, rows)
             expected = np.zeros((rows, columns))
             expected[:, :valid] = lhs[:rows, :depth].astype(np.float64) @ values[:, :depth].T.astype(np.float64)
             close(out[:rows, :columns], expected, depth)

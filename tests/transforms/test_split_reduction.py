@@ -34,7 +34,7 @@ def test_two_kernels():
         // CHECK-NEXT:     %chunk = arith.divui %s0, %c1024 : index
         // CHECK-NEXT:     %max, %sum, %acc = tile.for %k0 = %s0 to %chunk_end step 128 carry(
         // CHECK:            "iree_linalg_ext.online_attention"
-        // CHECK:            }) {attnc.staging = "none"} :
+        // CHECK:            }) {attnc.staging = "none", attnc.max_beside_sum} :
         // CHECK:          tile.store %acc, %partial_acc[%b, %h, %q, %chunk, %e]
         // CHECK-NEXT:     tile.store %max, %partial_max[%b, %h, %q, %chunk]
         // CHECK-NEXT:     tile.store %sum, %partial_sum[%b, %h, %q, %chunk]

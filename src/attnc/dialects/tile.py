@@ -65,6 +65,11 @@ def tile_type(rows: int, columns: int, element: Attribute) -> TensorType:
     return TensorType(element, [rows, columns])
 
 
+def read_beside(value: SSAValue, other: SSAValue) -> bool:
+    """Whether every reader of `value` is a `tile.map` that reads `other`, too."""
+    return all(isinstance(use.operation, MapOp) and other in use.operation.inputs for use in value.uses)
+
+
 def shape_of(value: SSAValue) -> tuple[int, int]:
     """The (rows, columns) of a tile."""
     if not isinstance(value.type, TensorType):

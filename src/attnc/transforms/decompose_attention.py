@@ -54,7 +54,7 @@ from attnc.dialects.building import INDEX, Builder, erase_dead
 from attnc.dialects.linalg_ext import IndexOp, OnlineAttentionOp, YieldOp
 from attnc.errors import LoweringError
 from attnc.target import Target
-from attnc.transforms.split_reduction import STAGING
+from attnc.transforms.split_reduction import MAX_BESIDE_SUM, STAGING
 
 NAME = "decompose-attention"
 LOG2E = math.log2(math.e)
@@ -315,12 +315,9 @@ class Decomposition:
     def _maximum(self) -> str:
         """The reduction of the row maximum. A NaN score makes its weight NaN, and so the sum: who reads the maximum together
         with the sum learns of it there, and "maxnum" is one instruction where "max" is three. Not so who reads it alone."""
-        if self.loop_result is None:
-            return "max"
         sum_result = _after_loop(self.op.sum_result)
-        readers = [use.operation for use in self.loop_result.uses]
-        together = all(isinstance(op, tile.MapOp) and sum_result in op.inputs for op in readers)
-        return "maxnum" if together and sum_result is not None else "max"
+        beside = self.loop_result is not None and sum_result is not None and tile.read_beside(self.loop_result, sum_result)
+        return "maxnum" if beside or MAX_BESIDE_SUM in self.op.attributes else "max"
 
     # -- after the loop -----------------------------------------------------------------------------------------------
 

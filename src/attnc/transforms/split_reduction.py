@@ -12,7 +12,7 @@ After, two kernels with one list of arguments, to be run one after the other:
     tile.kernel @attention_split(%query, %key, …, %out, %group, %partial_acc, %partial_max, %partial_sum) {
       tile.grid (%b, %hg, %m0, %s0) to (…, %keys) step (1, 1, 24, 1024) {
         %chunk_end = min(%s0 + 1024, %keys), %chunk = %s0 / 1024
-        %max, %sum, %acc = tile.for %k0 = %s0 to %chunk_end step 128 carry(…) { … {attnc.staging = "none"} }
+        %max, %sum, %acc = tile.for %k0 = %s0 to %chunk_end step 128 carry(…) { … {attnc.staging = "none", …} }
         tile.store %acc, %partial_acc[%b, %h, %q, %chunk, %n]
         tile.store %max, %partial_max[%b, %h, %q, %chunk] ; tile.store %sum, %partial_sum[…]
 
@@ -26,7 +26,7 @@ After, two kernels with one list of arguments, to be run one after the other:
 
 Chunks are merged in their order, whoever computed them: the same bits for any number of threads. Maxima are in natural units.
 `attnc.scratch` gives the shapes of the partial results, which the launcher allocates. Keys and values are read once, so
-they are not staged.
+they are not staged. `attnc.max_beside_sum` says that nobody reads a row's maximum without its sum.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ from attnc.transforms.tile_attention import CHUNK
 
 NAME = "split-reduction"
 STAGING = "attnc.staging"
+MAX_BESIDE_SUM = "attnc.max_beside_sum"
 PARTS = ("partial_acc", "partial_max", "partial_sum")
 
 
@@ -131,6 +132,8 @@ def _split(kernel: tile.KernelOp, chunk: int) -> tile.KernelOp:
         if isinstance(op, OnlineAttentionOp):
             del op.attributes[CHUNK]
             op.attributes[STAGING] = StringAttr("none")
+            if tile.read_beside(half.max, half.sum):  # of the merged ones it is true, too, then
+                op.attributes[MAX_BESIDE_SUM] = UnitAttr()
     start = body.insert_arg(INDEX, len(body.args))
     start.name_hint = "s0"
     keys = loop.upper

@@ -74,9 +74,8 @@ def emit_in_place(rows: RowEmitter, dot: tile.DotOp, right: InPlace, strips: Str
         f"ptr {moved_left}, i64 {strips.left_stride}, ptr {start}, i64 {right.stride}, ptr {moved_out}, i64 {strips.out_stride}"
     )
     if right.operand.transposed:
-        symbol, text = dot_in_place(right.source, kernel.element, kernel.target)
-        depth = rows.extents.extent(inner)
-        call = f"{operands}, i64 {valid}, i64 {f.round_up(count, kernel.width)}, i64 {depth}, i64 {rows.count}"
+        symbol, text = dot_in_place(right.source, kernel.element, right.operand.columns, kernel.target)
+        call = f"{operands}, i64 {valid}, i64 {f.round_up(count, kernel.width)}, i64 {rows.count}"
     else:
         symbol, text = accumulate_in_place(right.source, kernel.element, right.operand.columns, kernel.target)
         call = f"{operands}, ptr {factor}, i64 {valid}, i64 {rows.count}"

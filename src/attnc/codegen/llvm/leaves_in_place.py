@@ -124,51 +124,66 @@ def _multiples(f: Function, stride: str, size: int) -> tuple[Value, list[Value |
 
 
 # -- rows times keys ------------------------------------------------------------------------------------------------------
-def dot_in_place(source: str, element: str, target: Target) -> tuple[str, str]:
-    """`void (ptr lhs, i64 lhs_stride, ptr rhs, i64 rhs_stride, ptr out, i64 out_stride,
-              i64 valid, i64 columns, i64 depth, i64 rows)`
+def dot_in_place(source: str, element: str, depth: int, target: Target) -> tuple[str, str]:
+    """`void (ptr lhs, i64 lhs_stride, ptr rhs, i64 rhs_stride, ptr out, i64 out_stride, i64 valid, i64 columns, i64 rows)`
 
     out[r, c] = Σ_{d < depth} lhs[r, d] · rhs[c, d] for c < valid; 0 for valid ≤ c < columns. `depth` is a multiple of the
     vector's lanes. Strides are in elements, `rhs` is of `source`; nothing needs alignment. Whole blocks of rows (`heights`) may
     be read and written.
     """
-    leaf = _Leaf("dot_in_place", source, element, target)
-    arguments = [*OPERANDS, ("i64", "valid"), ("i64", "columns"), ("i64", "depth"), ("i64", "rows")]
-    blocks = [_dot_block(leaf, height, accumulators(target) // height) for height in heights(target)]
+    leaf = _Leaf(f"dot_in_place.{depth}", source, element, target)
+    arguments = [*OPERANDS, ("i64", "valid"), ("i64", "columns"), ("i64", "rows")]
+    blocks = [_dot_block(leaf, height, accumulators(target) // height, depth) for height in heights(target)]
     reduce = f"declare {element} @llvm.vector.reduce.fadd.v{leaf.shape.width}f{leaf.shape.bits}({element}, {leaf.type})"
     texts = [leaf.over_rows(arguments, False), *blocks, PREFETCH, leaf.shape.declarations, reduce]
     return leaf.symbol, "\n".join(texts) + "\n"
 
 
-def _dot_block(leaf: _Leaf, rows: int, keys: int) -> str:
+def _dot_block(leaf: _Leaf, rows: int, keys: int, depth: int) -> str:
     shape, element = leaf.shape, leaf.element
-    arguments = [*OPERANDS, ("i64", "valid"), ("i64", "columns"), ("i64", "depth")]
+    arguments = [*OPERANDS, ("i64", "valid"), ("i64", "columns")]
     f = Function(f"{leaf.symbol}.{rows}", arguments, linkage="internal")
     left_stride, left_steps = _multiples(f, "%lhs_stride", shape.bytes)
     right_stride = f.emit(f"mul i64 %rhs_stride, {SOURCE_BYTES[leaf.source]}")
     lefts = leaf.pointers(f, "%lhs", left_stride, rows)
-    ahead = leaf.ahead(f, right_stride, f.mul("%depth", SOURCE_BYTES[leaf.source]))
+    ahead = leaf.ahead(f, right_stride, depth * SOURCE_BYTES[leaf.source])
+
+    def left_vectors(pointers: list[Value]) -> list[Value]:
+        """The next vector of each row."""
+        return [leaf.vector_load(f, place) for place in _places(f, pointers, left_steps, rows)]
+
+    def multiply_add(left: list[Value], right_here: Value, values: list[Value], count: int) -> list[Value]:
+        """`values` and the products of a vector of each row with that of each key."""
+        places = [right_here, f.pointer(right_here, right_stride)][:count]
+        right = [leaf.load(f, place) for place in places]
+        for place in places:
+            leaf.prefetch(f, f.pointer(place, ahead))
+        return [shape.multiply_add(f, left[r], right[c], values[r * count + c]) for r in range(rows) for c in range(count)]
+
+    # Rows that fit into the registers beside the sums are loaded once for all keys.
+    held: list[list[Value]] = []
+    if rows * depth <= accumulators(leaf.target) * shape.width:
+        offsets = range(0, depth, shape.width)
+        held = [left_vectors([f.pointer(pointer, offset, element) for pointer in lefts]) for offset in offsets]
 
     def sums(first: Value, count: int) -> list[Value]:
         """Vectors of partial sums of each row with `count` keys from `first` on, row by row."""
         start = f.pointer("%rhs", f.mul(first, right_stride))
+        zeros = [shape.zero] * (rows * count)
+        if held:
+            values = zeros
+            for n, left in enumerate(held):
+                values = multiply_add(left, f.pointer(start, n * shape.width, leaf.stored), values, count)
+            return values
 
         def step(_: Value, carried: list[Value]) -> list[Value]:
-            values, here = carried[: rows * count], carried[rows * count :]
-            left_here, right_here = here[:-1], here[-1]
-            places = [right_here, f.pointer(right_here, right_stride)][:count]
-            right = [leaf.load(f, place) for place in places]
-            for place in places:
-                leaf.prefetch(f, f.pointer(place, ahead))
-            result: list[Value] = []
-            for r, place in enumerate(_places(f, left_here, left_steps, rows)):
-                left = leaf.vector_load(f, place)
-                result += [shape.multiply_add(f, left, right[c], values[r * count + c]) for c in range(count)]
+            values, (*left_here, right_here) = carried[: rows * count], carried[rows * count :]
+            values = multiply_add(left_vectors(left_here), right_here, values, count)
             moved = [f.pointer(pointer, shape.width, element) for pointer in left_here]
-            return [*result, *moved, f.pointer(right_here, shape.width, leaf.stored)]
+            return [*values, *moved, f.pointer(right_here, shape.width, leaf.stored)]
 
-        carried = [(leaf.type, shape.zero)] * (rows * count) + [("ptr", pointer) for pointer in (*lefts, start)]
-        return f.loop(0, "%depth", shape.width, step, carried, "depth")[: rows * count]
+        carried = [(leaf.type, zero) for zero in zeros] + [("ptr", pointer) for pointer in (*lefts, start)]
+        return f.loop(0, depth, shape.width, step, carried, "depth")[: rows * count]
 
     def out(r: int, column: Value) -> Value:
         row = f.pointer("%out", f.mul("%out_stride", r), element)
