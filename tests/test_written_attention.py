@@ -104,6 +104,7 @@ OPEN = {
     "bert": (ROWS,) * 4,
     "clip_of_any_size": (ROWS,) * 3,
     "llama_of_any_size": ({0: BATCH, 2: LENGTH},) * 3,
+    "gpt_oss_of_any_size": ({0: BATCH, 2: LENGTH},) * 3 + ({},),
     "vit_of_any_size": (ROWS,),
 }
 

@@ -15,7 +15,7 @@ from attention_text import parse
 from attnc.capture.exported import Exported, export_module, from_exported
 from attnc.mlir_text import parse_module, print_module
 from attnc.program_text import from_text
-from attnc.transforms import convert_torch_to_linalg
+from attnc.transforms import convert_torch_to_linalg, simplify_torch
 from linalg_interpreter import run_function, to_numpy
 
 
@@ -46,6 +46,7 @@ def exported(model: Any, inputs: Sequence[Any], dynamic_shapes: Any = None) -> E
 def to_linalg(text: str) -> ModuleOp:
     """The linalg stage of a module's text; its own text reads back as the same text."""
     module = parse_module(text)
+    simplify_torch.run(module)
     convert_torch_to_linalg.run(module)
     module.verify()
     printed = print_module(module)

@@ -517,6 +517,42 @@ def weights_multiplied_by_query(q, k, v, rows):
     return (weights * rows[:, None, :, None].to(q.dtype)) @ v
 
 
+@form(lambda: (normal(B, H, S, E), *different(2, B, 2, S, E), different(1, H)[0]), elementwise=4)
+def gpt_oss(q, k, v, sinks):
+    """A column of sinks takes part in the softmax, and is cut off again."""
+    k, v = (x[:, :, None].expand(B, 2, 2, S, E).reshape(B, H, S, E) for x in (k, v))
+    weights = torch.matmul(q, k.transpose(2, 3)) * E**-0.5
+    weights = weights + torch.full((S, S), torch.finfo(q.dtype).min).triu(1)
+    sinks = sinks.reshape(1, -1, 1, 1).expand(B, -1, S, -1)
+    combined = torch.cat([weights, sinks], dim=-1)
+    combined = combined - combined.max(dim=-1, keepdim=True).values
+    probabilities = functional.softmax(combined, dim=-1, dtype=combined.dtype)
+    return torch.matmul(probabilities[..., :-1], v).transpose(1, 2).contiguous()
+
+
+@form(lambda: (*in_heads(torch.bfloat16), normal(H, dtype=torch.bfloat16)), elementwise=4)
+def gpt_oss_in_bf16(q, k, v, sinks):
+    weights = (q @ k.mT * E**-0.5).masked_fill(~lower(q, S) | (torch.arange(S)[:, None] == 3), -torch.inf)
+    combined = torch.cat([weights, sinks.reshape(1, -1, 1, 1).expand(B, -1, S, -1)], dim=-1)
+    combined = combined - combined.max(dim=-1, keepdim=True).values
+    return functional.softmax(combined, dim=-1)[..., :-1].to(v.dtype) @ v
+
+
+@form(lambda: (*in_heads(torch.float64), normal(H, dtype=torch.float64)), elementwise=4)
+def sinks_before_the_keys(q, k, v, sinks):
+    scores = q @ k.mT * E**-0.5
+    top = torch.maximum(scores.amax(-1, keepdim=True), sinks[:, None, None])
+    weights = torch.exp(scores - top)
+    return weights / (weights.sum(-1, keepdim=True) + torch.exp(sinks[:, None, None] - top)) @ v
+
+
+@form(in_heads, elementwise=4)
+def softmax_plus_one(q, k, v):
+    """A sink of score 0."""
+    weights = torch.exp(q @ k.mT / math.sqrt(E))
+    return (weights @ v) / (1 + weights.sum(-1, keepdim=True))
+
+
 def clip_of_any_size(q, k, v):
     batch, length, _ = q.shape
 
@@ -549,10 +585,20 @@ def vit_of_any_size(packed):
     return (weights @ v).transpose(1, 2).reshape(batch, length, D)
 
 
+def gpt_oss_of_any_size(q, k, v, sinks):
+    batch, _, length, _ = q.shape
+    weights = torch.matmul(q, k.transpose(2, 3)) * E**-0.5
+    weights = weights + torch.full((length, length), float("-inf")).triu(1)
+    combined = torch.cat([weights, sinks.reshape(1, -1, 1, 1).expand(batch, -1, length, -1)], dim=-1)
+    combined = combined - combined.max(dim=-1, keepdim=True).values
+    return torch.matmul(combined.softmax(-1)[..., :-1], v)
+
+
 OPEN_FORMS = [
     next(form for form in FORMS if form.name == "bert"),
     Form("clip_of_any_size", clip_of_any_size, projected),
     Form("llama_of_any_size", llama_of_any_size, lambda: (normal(B, H, S, E), *different(2, B, 2, S, E))),
+    Form("gpt_oss_of_any_size", gpt_oss_of_any_size, lambda: (*in_heads(), normal(H)), 2),
     Form("vit_of_any_size", vit_of_any_size, lambda: (normal(B, S, 3 * D),)),
 ]
 """Forms whose sizes may be open."""

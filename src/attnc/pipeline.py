@@ -80,7 +80,7 @@ GRAPH_STAGES: tuple[str, ...] = (
 becomes kernels of its own. Their end is a host function, of views and calls, beside functions that take the road of STAGES."""
 
 FOLDS = ("slices", "masks", "scale", "casts", "transposes", "broadcasts", "reshapes", "consumers", "unit-dims")
-SIDE_PASSES: tuple[str, ...] = (*(f"fold-{kind}" for kind in FOLDS), "attention-to-linalg")
+SIDE_PASSES: tuple[str, ...] = (*(f"fold-{kind}" for kind in FOLDS), "split-concatenations", "attention-to-linalg")
 """Passes that are no step on a road: they may run at any time, and leave the module's stage as it is."""
 
 ATTRIBUTE = "attnc.stage"

@@ -157,10 +157,29 @@ def _value_key(value: SSAValue) -> Hashable:
             return keys[0]
         if owner.name == "arith.muli":
             return _product(keys)
-        if owner.name == "arith.addi" and all(isinstance(key, int) for key in keys):
-            return sum(cast(tuple[int, ...], keys))
+        if owner.name == "arith.addi":
+            return _sum(keys)
+        if owner.name == "arith.maxsi" and keys[1] == 0 and isinstance(keys[0], tuple) and keys[0][0] == "dim":
+            return keys[0]
         return (owner.name, *keys)
     return value
+
+
+def _sum(keys: Iterable[Hashable]) -> Hashable:
+    number, rest = 0, []
+    for key in keys:
+        if isinstance(key, int):
+            number += key
+        elif isinstance(key, tuple) and key and key[0] == "sum":
+            number += key[1]
+            rest.extend(key[2:])
+        else:
+            rest.append(key)
+    if not rest:
+        return number
+    if number == 0 and len(rest) == 1:
+        return rest[0]
+    return ("sum", number, *sorted(rest, key=hash))
 
 
 def _product(keys: Iterable[Hashable]) -> Hashable:

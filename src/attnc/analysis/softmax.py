@@ -16,6 +16,7 @@ from xdsl.ir import OpResult
 from attnc.analysis.axes import Atom, Axis, NoMatch, flat, flat_axes, fresh
 from attnc.analysis.comparison import Comparison
 from attnc.analysis.elements import CASTS, Apply, Element, Elements, Node, Outer, Position, Reduction, Splat, constant
+from attnc.analysis.softmax_sink import Sink, apart, lessened_maximum
 from attnc.analysis.softmax_zeros import Zeros, guarded_from_nan
 
 MANY_FACTORS = 100
@@ -38,6 +39,7 @@ class Attention:
     weight_factors: list[Node] = field(default_factory=list)  # what the weights are multiplied by after the softmax
     row_factors: list[Node] = field(default_factory=list)  # those that values have no dims for, the same for all keys
     zeros: Zeros = field(default_factory=Zeros)  # weights that are set to 0 after the softmax
+    sink: Sink | None = None  # what the weights are divided by besides their sum
     rows: list[RowValue] = field(default_factory=list)
 
 
@@ -49,7 +51,7 @@ class RowValue:
     """
 
     element: Element
-    kind: str
+    kind: str  # "max", "sum", or what is none of the two
     shift: list[Node] = field(default_factory=list)
     maxima: list[Element] = field(default_factory=list)
 
@@ -76,6 +78,7 @@ class Search:
         self.keys: tuple[Axis, ...] = ()
         self.zeroed: list[tuple[Node, bool]] = []
         self.nan_is_zero = False
+        self.sink: Sink | None = None  # of the softmax that is being looked at
         self.factors = 0
         self.known_atoms: dict[int, tuple[Node, set[Atom]]] = {}
 
@@ -115,29 +118,31 @@ class Search:
         factors = [node for node in numerators if node is not exponential and constant(node) != 1]
         for scores, terms in self.shifts(exponential.operands[0]):
             maxima: list[Element] = []
-            sums = list(divisors)
-            for term in terms:
-                if isinstance(term, Apply) and term.op.name == "math.log":
-                    sums.append(elements.bare(term.operands[0]))
-                elif not self.is_shift(term, scores, maxima):
-                    break
-            else:
-                if len(sums) != 1 or not isinstance(sums[0], Element):
+            logs = [term for term in terms if isinstance(term, Apply) and term.op.name == "math.log"]
+            sums = [*divisors, *(elements.bare(log.operands[0]) for log in logs)]
+            if len(sums) != 1:
+                continue
+            total, self.sink = apart(self, sums[0])
+            if total is None:
+                continue
+            shift = [term for term in terms if term not in logs]
+            if all(self.is_shift(term, scores, maxima) for term in shift):
+                if not self.is_sum(total, scores, shift):
                     continue
-                shift = [term for term in terms if not (isinstance(term, Apply) and term.op.name == "math.log")]
-                if not self.is_sum(sums[0], scores, shift):
-                    continue
-                if self.nan_is_zero and shift != maxima:
+                if self.nan_is_zero and (self.sink is not None or shift != maxima):
                     continue
                 attention = self.scored(scores, value)
-                zeros = None if attention is None else Zeros.explained(self, scores, value, sums[0])
+                zeros = None if attention is None else Zeros.explained(self, scores, value, total)
                 if attention is not None and zeros is not None:
                     attention.zeros = zeros
                     for factor in factors:
                         of_rows = not self.over_keys(factor) and not self.atoms(factor) <= _dims(value)
                         (attention.row_factors if of_rows else attention.weight_factors).append(factor)
                     attention.rows = [RowValue(element, "max") for element in maxima]
-                    attention.rows.append(RowValue(sums[0], "sum", shift, maxima))
+                    attention.rows.append(RowValue(total, "sum", shift, maxima))
+                    if self.sink is not None:
+                        self.sink.shift, self.sink.maxima, attention.sink = shift, maxima, self.sink
+                        attention.rows += [RowValue(element, "lessened maximum") for element, _ in self.sink.lessened]
                     return attention
         return None
 
@@ -247,10 +252,11 @@ class Search:
         if not isinstance(node, Element):
             return False
         reduction = self.elements.reduction(node)
-        if reduction is None or reduction.kind != "max" or not _starts_low(self.elements, reduction):
-            return False
-        if not self.same_over_keys(scores, reduction):
-            return False
+        of_scores = reduction is not None and reduction.kind == "max" and _starts_low(self.elements, reduction)
+        if reduction is None or not of_scores or not self.same_over_keys(scores, reduction):
+            if self.sink is None or self.over_keys(node):
+                return False
+            return not of_scores or reduction is None or lessened_maximum(self, node, reduction, scores, maxima)
         if node not in maxima:
             maxima.append(node)
         return True

@@ -24,7 +24,7 @@ the parts. Where the maximum or the sum has other uses (a log-sum-exp), an `onli
 between the two products has other uses, or it is no attention, the IR stays as it was.
 
 What is done to the weights after the softmax goes into the region (rows and keys set to 0), into the value (factors and
-zeros of keys) or is done to the result (factors of rows, NaN that becomes 0).
+zeros of keys) or is done to the result (factors of rows, NaN that becomes 0, the share that sinks leave).
 
 A row whose scores are all -inf is 0 here; written out, it is NaN.
 """
@@ -46,6 +46,7 @@ from attnc.analysis.softmax import Attention, RowValue, Search, find
 from attnc.dialects.building import Builder
 from attnc.dialects.linalg_ext import AttentionOp, OnlineAttentionOp
 from attnc.target import Target
+from attnc.transforms import split_concatenations
 from attnc.transforms.convert_attention_to_online_attention import convert
 from attnc.transforms.raise_attention_building import (
     PURE,
@@ -59,6 +60,7 @@ from attnc.transforms.raise_attention_building import (
     row_tensor,
     sort,
 )
+from attnc.transforms.raise_attention_finish import finished
 from attnc.transforms.raise_attention_region import RegionWriter, convert_float, is_scalar, nowhere
 
 NAME = "raise-attention"
@@ -66,6 +68,7 @@ NAME = "raise-attention"
 
 def run(module: ModuleOp, target: Target) -> None:
     """Raises every attention of every function of the module."""
+    split_concatenations.run(module, target)
     for function in module.ops:
         if isinstance(function, FuncOp):
             for block in function.body.blocks:
@@ -127,21 +130,22 @@ def _raise(search: Search, found: Attention) -> bool:
         return False  # which are dead in the attention, but not in the sums that are asked for
     scratch = Block()
     try:
-        raising = _Raising(found, Builder(scratch), between | set(rows))
+        running = bool(asked) or found.zeros.nan or found.sink is not None
+        raising = _Raising(found, Builder(scratch), between | set(rows), running)
         attention, domain, value = raising.write()
         if "attnc.loc" in last.attributes:
             attention.attributes["attnc.loc"] = last.attributes["attnc.loc"]
         values: dict[SSAValue, SSAValue] = {}
         result, online = attention.result, None
-        if asked or found.zeros.nan:
+        if running:
             online = convert(attention)
             result = next(use.operation for use in online.acc_result.uses).results[0]
             if value is attention.result:
                 value = result
             for row in asked:
                 values[row.element.value] = _row_tensor(search, row, online, domain)
-        if found.row_factors or found.zeros.nan:
-            value = raising.finished(result, online, domain)
+        if found.row_factors or found.zeros.nan or found.sink is not None:
+            value = finished(found, result, online, domain, raising.dependent, raising.type)
     except NoMatch:
         clear(scratch)
         return False
@@ -159,6 +163,8 @@ def _raise(search: Search, found: Attention) -> bool:
 def _row_tensor(search: Search, row: RowValue, online: OnlineAttentionOp, domain: Domain) -> SSAValue:
     """The maximum of the scores, or the sum of exp(score - shift), from what the running attention has."""
     type_ = cast(TensorType, row.element.value.type)
+    if row.kind not in ("max", "sum"):
+        raise NoMatch("a row's value that the running attention does not have")
 
     def compute(build: Builder, args: Sequence[SSAValue], _: object) -> SSAValue:
         value, top = args[0], args[-1]
@@ -213,8 +219,9 @@ def _computed_from(op: Operation) -> set[Operation]:
 class _Raising:
     """Writes one attention."""
 
-    def __init__(self, found: Attention, build: Builder, dependent: set[Operation]):
+    def __init__(self, found: Attention, build: Builder, dependent: set[Operation], running: bool):
         self.found = found
+        self.running = running
         self.build = build
         self.elements = found.elements
         self.dependent = dependent
@@ -225,6 +232,10 @@ class _Raising:
 
     def write(self) -> tuple[AttentionOp, Domain, SSAValue]:
         found = self.found
+        operands = (found.query, found.key, found.value)
+        if self.running:  # later folds would have to reshape maximum and sum as well
+            operands = tuple(self.peeled(element) for element in operands)
+            found.product = self.elements.at(found.product.value, found.product.axes)  # over the dims that were split
         score, factors = self.scaled_product()
         rows = [atom for axis in found.axes for atom in flat(axis)]
         self.least_is_dead = every_row_keeps_a_key(self.elements, found.scores, score, rows, flat(found.keys))
@@ -234,7 +245,7 @@ class _Raising:
             writer.score(found.scores, score, trial.args[0], self.dead)
         finally:
             clear(trial)
-        query, key, value = (self.widened(element) for element in (found.query, found.key, found.value))
+        query, key, value = (self.widened(element) for element in operands)
         if found.weight_factors or found.zeros.values:
             value = self.multiplied(value)
         domain = Domain(self.build, query, key, value, found.axes)
@@ -246,6 +257,13 @@ class _Raising:
         out_type = cast(TensorType, found.out.type)
         attention, out = build_attention(domain, (query.value, key.value, value.value), scale, out_type, region)
         return attention, domain, out
+
+    def peeled(self, element: Element) -> Element:
+        """An operand before what lays it out: heads that are repeated are those that they were."""
+        try:
+            return self.elements.peel(element)
+        except NoMatch:
+            return element
 
     def widened(self, element: Element) -> Element:
         """An operand in the widest type of the three."""
@@ -276,29 +294,6 @@ class _Raising:
             return convert_float(build, value, element.type)
 
         return elementwise_tensor(self.build, self.elements, element, compute)
-
-    def finished(self, result: SSAValue, online: OnlineAttentionOp | None, domain: Domain) -> SSAValue:
-        """The result times what the rows of weights are multiplied by, and 0 where these were NaN."""
-        found = self.found
-        sources = [(result, [atom for axis in domain.axes[3] for atom in flat(axis)])]
-        if found.zeros.nan and online is not None:
-            sources.append((online.sum_result, domain.rows))
-        type_ = cast(TensorType, found.out.type)
-
-        def compute(build: Builder, args: Sequence[SSAValue], read: Callable[[Element], SSAValue | None]) -> SSAValue:
-            def depends(value: SSAValue) -> bool:
-                return value.owner in self.dependent
-
-            writer = RegionWriter(build, self.elements, nowhere, nowhere, depends, read=read)
-            value = convert_float(build, args[0], self.type)
-            for factor in found.row_factors:
-                value = build.binary("mulf", value, convert_float(build, writer.write(factor), self.type))
-            if found.zeros.nan:
-                lost = build.compare_floats("uno", args[1], args[1], "lost")
-                value = build.select(lost, build.constant(0.0, self.type, "zero"), value)
-            return convert_float(build, value, type_.element_type)
-
-        return row_tensor(domain, sources, [flat(axis) for axis in found.axes], type_, compute, "out")
 
     def writer(self, build: Builder, position: Callable[[Atom], SSAValue], size: Callable[[Atom], SSAValue]) -> RegionWriter:
         keys = set(flat(self.found.keys))

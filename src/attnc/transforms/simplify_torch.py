@@ -14,7 +14,7 @@ After:
     %1 = torch.aten.mul.Scalar %lse_log2, %ln2
 
 Assertions about sizes and dtypes go; every other operation of the dialect is pure, so what nobody uses goes as well.
-A constant, a list or a size that is written down many times remains once.
+A constant, a list or a size that is written down many times remains once. A `max` over a dim without its places is `amax`.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ from attnc.dialects.torch import (
     ConstantFloatOp,
     FlexAttentionOp,
     FloatType,
+    IntType,
+    ListConstructOp,
+    ListType,
     OperatorOp,
     VTensorType,
     aten_op,
@@ -63,6 +66,9 @@ def run(module: ModuleOp, target: Target | None = None) -> None:
             _spelt(block, functions)
             _merge_numbers(block)
             _remove_dead(block)
+            for op in list(block.ops):
+                if op.name in ("torch.aten.max.dim", "torch.aten.min.dim") and not op.results[1].uses:
+                    _limit(op)
     named = set(_references(module))
     for name, function in functions.items():
         private = function.sym_visibility is not None and function.sym_visibility.data == "private"
@@ -89,6 +95,22 @@ def _replace(op: OperatorOp, kind: type[Operation]) -> None:
     for old, result in zip(op.results, new.results, strict=True):
         old.replace_all_uses_with(result)
         result.name_hint = old.name_hint
+    op.detach()
+    op.erase()
+
+
+def _limit(op: Operation) -> None:
+    """max over a dim, of which nobody wants the places, as amax."""
+    block = op.parent_block()
+    assert block is not None
+    source, dim, keepdim = op.operands
+    dims = ListConstructOp.create(operands=[dim], result_types=[ListType(IntType())])
+    kind = "amax" if op.name == "torch.aten.max.dim" else "amin"
+    operands = [source, dims.results[0], keepdim]
+    new = aten_op(kind).create(operands=operands, result_types=[op.results[0].type], attributes=dict(op.attributes))
+    new.results[0].name_hint = op.results[0].name_hint
+    block.insert_ops_before([dims, new], op)
+    op.results[0].replace_all_uses_with(new.results[0])
     op.detach()
     op.erase()
 
