@@ -18,6 +18,7 @@ from attnc import knobs, programs
 from attnc.errors import CacheWarning, KnobError
 from attnc.runtime import cache as cache_module
 from attnc.runtime.cache import DiskCache, Entry, disk_cache, make_key, source_hash
+from attnc.target import Target
 
 ENTRY = Entry({"name": "attention", "arguments": []}, (b"\x7fELF" + bytes(range(256)), b"", b"x" * 1000))
 
@@ -241,9 +242,15 @@ def test_knobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("ATTNC_THREADS", "0")
     with pytest.raises(KnobError):
         knobs.threads()
-    monkeypatch.setenv("ATTNC_VECTOR_BITS", "100")
+    monkeypatch.setenv("ATTNC_TILE_KEYS", str(10**20))
     with pytest.raises(KnobError):
-        knobs.vector_bits()
+        knobs.tile_keys()
+    for bits in ("100", "x"):
+        monkeypatch.setenv("ATTNC_VECTOR_BITS", bits)
+        with pytest.raises(KnobError):
+            knobs.vector_bits()
+        with pytest.raises(KnobError):
+            Target.host()
 
 
 def test_key_depends_on_parts_and_knobs(monkeypatch: pytest.MonkeyPatch):

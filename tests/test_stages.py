@@ -16,7 +16,7 @@ from torch.nn.attention.flex_attention import AuxRequest
 from xdsl.printer import Printer
 
 import attnc
-from attnc import pipeline
+from attnc import errors, pipeline
 from attnc.errors import PassOrderError
 from attnc.lowered import CompiledAttention
 from attnc.mlir_text import parse_module
@@ -178,6 +178,14 @@ def test_dumped_files_sort_by_stage(monkeypatch: pytest.MonkeyPatch, cache_direc
     attnc.flex_attention(p.query, p.key, p.value, lambda s, b, h, q, k: s * 3.375, enable_gqa=True)
     names = sorted(file.name for file in tmp_path.glob("*.mlir"))
     assert names == [f"000-{place}-{stage}.mlir" for place, stage in enumerate(STAGES)]
+
+
+def test_a_place_that_cannot_be_dumped_to_is_named(monkeypatch: pytest.MonkeyPatch, cache_directory, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("ATTNC_DUMP_IR", str(tmp_path / "file"))
+    p = small("identity")
+    with pytest.raises(errors.KnobError, match="ATTNC_DUMP_IR"):
+        attnc.flex_attention(p.query, p.key, p.value, lambda s, b, h, q, k: s * 3.625, enable_gqa=True)
 
 
 def test_code_can_be_read():

@@ -70,6 +70,8 @@ def _positive(text: str) -> int:
     number = _whole(text)
     if number < 1:
         raise ValueError("less than 1")
+    if number >= 1 << 31:
+        raise ValueError("more than 2147483647")
     return number
 
 

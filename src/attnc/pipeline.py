@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ from attnc import knobs
 from attnc.errors import (
     AttncError,
     CaptureIndexError,
+    KnobError,
     ModDivisionError,
     PassOrderError,
     UnknownPassError,
@@ -273,14 +275,25 @@ def _dumper() -> Observer | None:
     directory = knobs.dump_ir()
     if directory is None:
         return None
-    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _no_dumps(error) from None
     number = len(list(directory.glob("*-0-torch.mlir")))
 
     def write(stage: str, module: ModuleOp) -> None:
         place = (SOURCE, *road_of(module)).index(stage)
-        (directory / f"{number:03}-{place}-{stage}.mlir").write_text(str(module) + "\n")
+        try:
+            (directory / f"{number:03}-{place}-{stage}.mlir").write_text(str(module) + "\n")
+        except OSError as error:
+            raise _no_dumps(error) from None
 
     return write
+
+
+def _no_dumps(error: OSError) -> KnobError:
+    name = knobs.dump_ir.name
+    return KnobError(f"{name}={os.environ.get(name)!r}: {error}", remedy=f"{name}: {knobs.dump_ir.help}")
 
 
 # -- faults ---------------------------------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
-import os
 import platform
 import sys
 from dataclasses import dataclass, replace
@@ -51,13 +50,13 @@ class Target:
     def host() -> Target:
         """The machine we run on, with the tile sizes stored for it; `ATTNC_VECTOR_BITS` may narrow or widen its vectors (LLVM
         legalises what the CPU lacks)."""
-        target = _host(os.environ.get("ATTNC_VECTOR_BITS", ""), knobs.amx())
+        target = _host(knobs.vector_bits(), knobs.amx())
         tuned = tuning_file.read(target.machine)
         return replace(target, tuned=tuned) if tuned else target
 
 
 @functools.cache
-def _host(vector_bits: str, amx: bool) -> Target:
+def _host(vector_bits: int | None, amx: bool) -> Target:
     import_whole(LLVM)
     import llvmlite.binding as llvm
 
@@ -80,9 +79,8 @@ def _host(vector_bits: str, amx: bool) -> Target:
         l1_bytes=_cache_bytes(1, 32 * 1024),
         l2_bytes=_cache_bytes(2, 512 * 1024),
     )
-    if vector_bits:
-        wide = int(vector_bits)
-        target = replace(target, vector_bits=wide, registers=32 if wide == 512 else 16)
+    if vector_bits is not None:
+        target = replace(target, vector_bits=vector_bits, registers=32 if vector_bits == 512 else 16)
     return with_permitted_tiles(target, amx)
 
 
