@@ -6,6 +6,7 @@ taken from PyTorch and from IREE's MLIR; either way one attention is left, which
 its result where it belongs.
 
     python examples/transpose_fusion.py [--length 4096] [--repeats 5]
+    python examples/transpose_fusion.py --quick    # short sequences, seconds
 """
 
 from __future__ import annotations
@@ -96,8 +97,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--length", type=int, default=LENGTH)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="128 positions, timed once")
     options = parser.parse_args()
-    length = options.length
+    length, repeats = (128, 1) if options.quick else (options.length, options.repeats)
 
     generator = torch.Generator().manual_seed(0)
     inputs = [torch.randn(BATCH, length, HEADS * HEAD_DIM, generator=generator).half() for _ in range(3)]
@@ -134,7 +136,7 @@ def main() -> None:
     }
     times: dict[str, list[float]] = {name: [] for name in contenders}
     with torch.no_grad():
-        for turn in range(options.repeats + 1):
+        for turn in range(repeats + 1):
             for name, call in contenders.items():
                 taken = seconds(call)
                 if turn:

@@ -92,8 +92,12 @@ def test_arguments_and_results_are_nested_as_they_were():
     assert torch.equal(result["bytes"], (tensors["x"] > 0).to(torch.uint8) + 250)
     with pytest.raises(ArgumentsError, match="exported for True"):
         compiled(tensors, 2.0, False)
-    with pytest.raises(ArgumentsError, match="nested otherwise"):
+    with pytest.raises(ArgumentsError, match="nested otherwise") as raised:
         compiled(tensors["x"], 2.0, True)
+    assert "exported: (_, _, _)\n  remedy: it was exported for ({'x': _, 'y': _}, _, _)" in str(raised.value)
+    with pytest.raises(ArgumentsError, match="takes 3 arguments by position, not 2") as raised:
+        compiled(tensors, 2.0)
+    assert "TreeSpec" not in str(raised.value)
 
 
 @pytest.mark.parametrize("lse", [False, True])

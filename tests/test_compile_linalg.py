@@ -235,7 +235,8 @@ def test_which_of_several_functions():
         attnc.compile(two)
     x = np.ones(3, np.float32)
     assert np.array_equal(attnc.compile(two, function="b")(x), x)
-    with pytest.raises(errors.LoweringError, match="no public function @c"):
+    assert np.array_equal(attnc.compile(two, function="@a")(x), x)
+    with pytest.raises(errors.LoweringError, match=r"no public function @c\n.*name one that it has: @a, @b"):
         attnc.compile(two, function="c")
 
 
@@ -266,11 +267,15 @@ def test_run_in_the_manner_of_iree_run_module(tmp_path: Path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--input=1x3x4xf32"], "1 inputs are given, 3 are needed"),
+        (["--input=1x3x4xf32"], "1 input given, 3 needed"),
         (["--input=1x3x4xf32", "--input=1x3x4xf64", "--input=1x3x4xf32"], "k: f32"),
         (["--input=1x3x4xf32", "--input=1x3x5xf32", "--input=1x3x4xf32"], "dim 2 has 5 elements, not 4"),
         (["--input=@none.npy", "--input=1x3x4xf32", "--input=1x3x4xf32"], "none.npy"),
         (["--input=1x3x4xf32=1,2", "--input=1x3x4xf32", "--input=1x3x4xf32"], "2 values for 12 elements"),
+        (["--input=1x3x4xi8=300", "--input=1x3x4xf32", "--input=1x3x4xf32"], "300 is outside of [-128, 127]"),
+        (["--input=1x3x4xui8=-1", "--input=1x3x4xf32", "--input=1x3x4xf32"], "-1 is outside of [0, 255]"),
+        (["--input=1x3x4xi1=2", "--input=1x3x4xf32", "--input=1x3x4xf32"], "2 is outside of [0, 1]"),
+        (["--input=1x3x4xf32"] * 3 + ["--output=-"] * 2, "2 outputs given for 1 result\n"),
         (["--input=what", "--input=1x3x4xf32", "--input=1x3x4xf32"], "not understood"),
     ],
 )

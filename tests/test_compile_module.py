@@ -284,3 +284,53 @@ def test_tensors_that_are_not_what_their_memory_holds():
         compiled(x.to_sparse(), y)
     with pytest.raises(attnc.errors.UnsupportedTransformError):
         torch.vmap(lambda each: compiled(each, y))(torch.stack([x, x]))
+
+
+class TrianglesOfAnySize(nn.Module):
+    def forward(self, x, y):
+        n, m = x.shape[0], y.shape[0]
+        return torch.ones(n, m).tril(m - n) * x[:, None]
+
+
+def test_a_triangle_whose_diagonal_is_a_size():
+    n, m = torch.export.Dim("n", min=2, max=64), torch.export.Dim("m", min=2, max=64)
+    module = TrianglesOfAnySize()
+    compiled = attnc.compile(module, (torch.randn(4), torch.randn(6)), dynamic_shapes=({0: n}, {0: m}))
+    for rows, columns in ((3, 7), (7, 3), (5, 5)):
+        x, y = torch.randn(rows), torch.randn(columns)
+        assert torch.equal(compiled(x, y), module(x, y))
+
+
+class ProductAlone(nn.Module):
+    def forward(self, x, y):
+        return torch.sigmoid(x @ y.mT)
+
+
+class WeightsAreReturned(nn.Module):
+    def forward(self, x, y):
+        weights = (x @ y.mT).softmax(-1)
+        return weights @ y, weights
+
+
+class WeightsAlone(nn.Module):
+    def forward(self, x, y):
+        return (x @ y.mT).softmax(-1)
+
+
+@pytest.mark.parametrize(
+    ("module", "why"),
+    [
+        (ProductAlone(), "no softmax follows it"),
+        (WeightsAlone(), "is not multiplied by a value"),
+        (WeightsAreReturned(), "its scores or weights are used elsewhere as well"),
+    ],
+)
+def test_a_product_is_refused_with_the_reason(module: nn.Module, why: str):
+    with pytest.raises(attnc.errors.LoweringError, match=why):
+        attnc.compile(module, (torch.randn(4, 8), torch.randn(4, 8)))
+
+
+def test_a_compiled_program_has_no_gradients_and_says_what_has():
+    compiled = attnc.compile(TrianglesOfAnySize(), (torch.randn(4), torch.randn(6)))
+    with pytest.raises(attnc.errors.GradientNotImplementedError, match="no_grad"):
+        compiled(torch.randn(4).requires_grad_(), torch.randn(6))

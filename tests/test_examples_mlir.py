@@ -60,7 +60,7 @@ def test_one_kernel_and_no_memory_besides(fusion: dict[str, Any]):
 
 
 def test_transpose_fusion_runs():
-    out = run("transpose_fusion.py", "--length", "128", "--repeats", "1")
+    out = run("transpose_fusion.py", "--quick")
     assert "kernels: attention from PyTorch; attention from MLIR" in out
     assert "memory between kernels: 0 and 0 bytes" in out
 

@@ -56,7 +56,7 @@ class Exported:
         """The function's own arguments (parameters not among them) of a call. Raises `ArgumentsError`."""
         flat, spec = pytree.tree_flatten((arguments, keywords))
         if self.in_spec is not None and spec != self.in_spec:
-            raise ArgumentsError(f"the arguments are nested otherwise than when the program was exported: {spec}")
+            raise _otherwise(spec, self.in_spec)
         for position, constant in self.constants.items():
             if flat[position] != constant:
                 raise ArgumentsError(f"argument {position} is {flat[position]!r}; the program was exported for {constant!r}")
@@ -73,6 +73,39 @@ class Exported:
         named = [_unsigned(value, dtype) for value, dtype in zip(results, self.result_dtypes, strict=True)]
         flat = [named[value] if kind == "result" else value for kind, value in self.results]
         return pytree.tree_unflatten(flat, self.out_spec) if self.out_spec is not None else tuple(flat)
+
+
+def _otherwise(given: Any, wanted: Any) -> ArgumentsError:
+    """The error of a call whose arguments are not those that the program was exported for."""
+    (had, _), (need, _) = (spec.children() for spec in (given, wanted))
+    remedy = f"it was exported for {_written(wanted)}"
+    if had.num_children != need.num_children:
+        count = need.num_children
+        what = "argument" if count == 1 else "arguments"
+        return ArgumentsError(f"the program takes {count} {what} by position, not {had.num_children}", remedy=remedy)
+    return ArgumentsError(
+        f"the arguments are nested otherwise than when the program was exported: {_written(given)}", remedy=remedy
+    )
+
+
+def _written(spec: Any) -> str:
+    """`(_, {'mask': _}, scale=_)`, for the arguments of a call."""
+
+    def inner(spec: Any) -> str:
+        if spec.is_leaf():
+            return "_"
+        parts = [inner(child) for child in spec.children()]
+        if spec.type is dict:
+            return "{" + ", ".join(f"{key!r}: {part}" for key, part in zip(spec.context, parts, strict=True)) + "}"
+        if spec.type in (tuple, list):
+            text = ", ".join(parts)
+            return f"({text}{',' * (len(parts) == 1)})" if spec.type is tuple else f"[{text}]"
+        return f"{spec.type.__name__}({', '.join(parts)})" if spec.type is not None else "None"
+
+    positional, named = spec.children()
+    words = [inner(child) for child in positional.children()]
+    words += [f"{key}={inner(child)}" for key, child in zip(named.context, named.children(), strict=True)]
+    return f"({', '.join(words)})"
 
 
 def _signed(value: Any) -> Any:

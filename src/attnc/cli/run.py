@@ -37,7 +37,7 @@ def run(file: str, function: str | None, inputs: tuple[str, ...], outputs: tuple
         if len(inputs) != len(program.arguments):
             wanted = ", ".join(argument.describe() for argument in program.arguments)
             raise ArgumentsError(
-                f"{len(inputs)} inputs are given, {len(program.arguments)} are needed",
+                f"{counted(len(inputs), 'input')} given, {len(program.arguments)} needed",
                 remedy=f"one --input for each of ({wanted})",
             )
         values = [read_value(word, argument.dtype) for word, argument in zip(inputs, program.arguments, strict=True)]
@@ -45,10 +45,15 @@ def run(file: str, function: str | None, inputs: tuple[str, ...], outputs: tuple
         listed = results if isinstance(results, tuple) else (results,)
         if outputs and len(outputs) != len(listed):
             raise ArgumentsError(
-                f"{len(outputs)} outputs are given, there are {len(listed)} results", remedy="one --output for each"
+                f"{counted(len(outputs), 'output')} given for {counted(len(listed), 'result')}", remedy="one --output for each"
             )
         for n, result in enumerate(listed):
             write_value(n, result, outputs[n] if outputs else "-")
+
+
+def counted(count: int, what: str) -> str:
+    """`1 input`, `2 inputs`."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def read_value(word: str, wanted: str) -> Any:
@@ -89,11 +94,27 @@ def read_value(word: str, wanted: str) -> Any:
     try:
         numbers = [_number(part, found["dtype"]) for part in written]
         if len(numbers) not in (1, count):
-            raise ArgumentsError(f"--input {word!r}: {len(numbers)} values for {count} elements")
+            raise ArgumentsError(
+                f"--input {word!r}: {counted(len(numbers), 'value')} for {counted(count, 'element')}",
+                remedy="one value for all elements, or one for each",
+            )
+        _check_range(word, numbers, dtype)
         array = numpy.full(shape, numbers[0], dtype) if len(numbers) == 1 else numpy.array(numbers).astype(dtype).reshape(shape)
     except (ValueError, OverflowError) as error:
         raise ArgumentsError(f"--input {word!r}: {error}", remedy="values are numbers, separated by commas or spaces") from None
     return array if shape or wanted else array.item()
+
+
+def _check_range(word: str, numbers: list[float | int], dtype: Any) -> None:
+    import numpy
+
+    if dtype.kind in "iub":
+        low, high = (0, 1) if dtype.kind == "b" else (int(numpy.iinfo(dtype).min), int(numpy.iinfo(dtype).max))
+        for number in numbers:
+            if not low <= number <= high:
+                raise ArgumentsError(
+                    f"--input {word!r}: {number} is outside of [{low}, {high}]", remedy="choose a wider element type"
+                )
 
 
 def _number(text: str, dtype: str) -> float | int:

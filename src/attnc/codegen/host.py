@@ -59,9 +59,14 @@ def public_function(module: ModuleOp, name: str | None = None) -> FuncOp:
         and "attnc.roles" not in op.attributes
     ]
     if name is not None:
+        name = name.removeprefix("@")
+        there = ", ".join(f"@{op.sym_name.data}" for op in found)
         found = [op for op in found if op.sym_name.data == name]
         if not found:
-            raise LoweringError(f"the module has no public function @{name}", remedy="name one that it defines")
+            raise LoweringError(
+                f"the module has no public function @{name}",
+                remedy=f"name one that it has: {there}" if there else "a program is one public func.func on tensors",
+            )
     if not found:
         raise LoweringError("the module has no public function", remedy="a program is one public func.func on tensors")
     if len(found) > 1:

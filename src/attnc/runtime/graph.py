@@ -227,7 +227,9 @@ class GraphProgram:
 
             if torch.is_grad_enabled():
                 raise GradientNotImplementedError(
-                    f"{argument.describe()} requires grad, and a compiled program has no backward"
+                    f"{argument.describe()} requires grad, and a compiled program has no backward",
+                    remedy="call it under torch.no_grad(), or detach() the tensor; attnc.flex_attention and "
+                    'torch.compile(model, backend="attnc") train',
                 )
         layout = (tuple(sizes), tuple(strides))
         if hasattr(value, "data_ptr"):

@@ -12,7 +12,7 @@ from xdsl.ir import SSAValue
 from attnc.dialects.torch import VTensorType
 from attnc.transforms.convert_torch_to_linalg_ext_region import index as index_type
 from attnc.transforms.convert_torch_to_linalg_ext_table import Unsupported, whole
-from attnc.transforms.convert_torch_to_linalg_ext_tensors import dim_of, int_of, make, number_of, or_fault, wrapped
+from attnc.transforms.convert_torch_to_linalg_ext_tensors import dim_of, int_of, make, number_of, or_fault, position_of, wrapped
 from attnc.transforms.convert_torch_to_linalg_ext_values import Number, Operand, Scalar, ScalarBuilder, Tensor, Value
 
 # How many elements a chain of selects may choose from.
@@ -174,11 +174,11 @@ def triu(r: ScalarBuilder, results: Sequence[VTensorType], source: Tensor, diago
 
 
 def _triangle(r: ScalarBuilder, source: Tensor, diagonal: Any, relation: str) -> Value:
-    offset = 0 if diagonal is None else int_of(diagonal, "the diagonal")
+    offset = Number(IntegerType(1), 0) if diagonal is None else diagonal
 
     def element(indices: tuple[SSAValue, ...]) -> SSAValue:
         row, column = (wrapped(r, dim, i) for dim, i in zip(source.dims[-2:], indices[-2:], strict=True))
-        kept = r.compare(relation, r.subtract(column, row), r.constant(index_type, offset))
+        kept = r.compare(relation, r.subtract(column, row), position_of(r, offset))
         return r.select(kept, source.at(indices), r.number(source.dtype, 0))
 
     return make(r, source.dims, source.dtype, element)

@@ -25,7 +25,8 @@ from xdsl.dialects.arith import ConstantOp
 from xdsl.dialects.builtin import DYNAMIC_INDEX, FunctionType, ModuleOp, StringAttr, TensorType
 from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
 from xdsl.dialects.linalg import ops as linalg
-from xdsl.ir import Block, Region, SSAValue
+from xdsl.dialects.linalg.attrs import IteratorType
+from xdsl.ir import Block, Operation, Region, SSAValue
 from xdsl.rewriter import InsertPoint, Rewriter
 
 from attnc.analysis.loops import is_parallel, is_product, start_of
@@ -136,12 +137,42 @@ def _dynamic(type_: TensorType) -> TensorType:
     return TensorType(type_.element_type, [DYNAMIC_INDEX] * len(type_.shape))
 
 
+def _why(product: linalg.GenericOp) -> str:
+    """Why no attention takes this product in, from what is done to it."""
+    exponential = False
+    seen: set[Operation] = set()
+    waiting: list[Operation] = [product]
+    while waiting:
+        for result in waiting.pop().results:
+            for user in {use.operation for use in result.uses} - seen:
+                seen.add(user)
+                if isinstance(user, linalg.GenericOp) and is_product(user):
+                    continue
+                exponential |= any(inner.name in ("math.exp", "linalg.softmax") for inner in user.walk())
+                waiting.append(user)
+    products = [user for user in seen if isinstance(user, linalg.GenericOp) and is_product(user)]
+    summed = any(
+        kind.data == IteratorType.REDUCTION
+        for user in seen - {*products}
+        if isinstance(user, linalg.GenericOp)
+        for kind in user.iterator_types
+    )
+    if not exponential or not summed:
+        return "no softmax follows it, as between query · key and the product with value"
+    if not products:
+        return "the softmax that follows it is not multiplied by a value"
+    return (
+        "a softmax follows it, but its scores or weights are used elsewhere as well, are summed over other dims than the keys, "
+        "or are changed in a way that attention does not have (docs/written_attention.md)"
+    )
+
+
 def _check(op: linalg.GenericOp) -> None:
     place = op.attributes.get("attnc.loc")
     where = f" at {place.data}" if isinstance(place, StringAttr) else ""
     if is_product(op):
         raise LoweringError(
-            f"a matrix product outside of attention (linalg.generic){where} is not compiled",
+            f"a matrix product outside of attention (linalg.generic){where} is not compiled: {_why(op)}",
             remedy="compile the attention by itself: softmax(q @ kᵀ) @ v, with projections before and after left to torch",
         )
     for attribute in op.indexing_maps:
