@@ -247,6 +247,7 @@ READING: dict[str, tuple[Callable[..., Tensor], list[Tensor]]] = {
     "embedding": (lambda s, b, h, q, k: s * F.embedding(NUMBERS[0], COLUMNS).sum(), [COLUMNS, NUMBERS]),
     "slice": (lambda s, b, h, q, k: s * ROWS[q, 1:4].sum() + COLUMNS[1:][k - 1, 0], [ROWS, COLUMNS]),
     "flip, roll": (lambda s, b, h, q, k: s * ROWS[q].flip(0)[k] + ROWS[q].roll(2, 0)[k], [ROWS]),
+    "diagonal, roll": (lambda s, b, h, q, k: s * COLUMNS.diagonal()[k % 3] + COLUMNS.roll(3)[k % 3, 1], [COLUMNS]),
 }  # fmt: skip
 
 

@@ -33,6 +33,7 @@ from attnc.errors import UnsupportedModError, UnsupportedOpError
 from attnc.transforms import (
     convert_torch_to_linalg_ext_functions,
     convert_torch_to_linalg_ext_logic,
+    convert_torch_to_linalg_ext_moves,
     convert_torch_to_linalg_ext_norms,
     convert_torch_to_linalg_ext_numbers,
 )
@@ -55,6 +56,7 @@ from attnc.transforms.convert_torch_to_linalg_ext_values import (
 _ = (
     convert_torch_to_linalg_ext_functions,
     convert_torch_to_linalg_ext_logic,
+    convert_torch_to_linalg_ext_moves,
     convert_torch_to_linalg_ext_norms,
     convert_torch_to_linalg_ext_numbers,
 )

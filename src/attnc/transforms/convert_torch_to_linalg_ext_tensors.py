@@ -345,12 +345,12 @@ def reshaped(r: ScalarBuilder, source: Scalar | Tensor, shape: Sequence[int]) ->
         for size, position in zip(sizes, indices, strict=True):
             linear = r.add(r.multiply(linear, r.constant(index_type, size)), wrapped(r, size, position))
         r.positions.add(linear)
-        return source.at(_unravel(r, known, linear))
+        return source.at(unravelled(r, known, linear))
 
     return make(r, sizes, source.dtype, element)
 
 
-def _unravel(r: ScalarBuilder, sizes: Sequence[int], linear: SSAValue) -> list[SSAValue]:
+def unravelled(r: ScalarBuilder, sizes: Sequence[int], linear: SSAValue) -> list[SSAValue]:
     """The indices into a tensor of `sizes` whose row-major position is `linear`."""
     result: list[SSAValue] = []
     for size in reversed(sizes[1:]):
@@ -363,41 +363,3 @@ def _unravel(r: ScalarBuilder, sizes: Sequence[int], linear: SSAValue) -> list[S
         r.positions.update((rest, linear))
         result.append(rest)
     return [linear, *reversed(result)] if sizes else []
-
-
-@whole("Views", "flip")
-def flip(r: ScalarBuilder, results: Sequence[VTensorType], source: Scalar | Tensor, which: list) -> Value:
-    dims = {dim_of(entry, len(source.dims)) for entry in which}
-
-    def element(indices: tuple[SSAValue, ...]) -> SSAValue:
-        one = r.constant(index_type, 1)
-        turned = list(indices)
-        for d in dims:
-            size = source.dims[d]
-            last = r.subtract(size_value(r, size), one)
-            turned[d] = or_fault(r, size, indices[d], r.subtract(last, wrapped(r, size, indices[d])))
-        return source.at(turned)
-
-    return make(r, source.dims, source.dtype, element)
-
-
-@whole("Views", "roll", "along known dims")
-def roll(
-    r: ScalarBuilder, results: Sequence[VTensorType], source: Scalar | Tensor, shifts: list, which: list | None = None
-) -> Value:
-    if not which:
-        raise Unsupported("a roll of the flattened tensor")
-    moved = {dim_of(dim, len(source.dims)): int_of(shift, "a shift") for dim, shift in zip(which, shifts, strict=True)}
-
-    def element(indices: tuple[SSAValue, ...]) -> SSAValue:
-        result = list(indices)
-        for d, shift in moved.items():
-            size = source.dims[d]
-            if not isinstance(size, int) or not size:
-                raise Unsupported("a roll along a dimension whose length is only known at run time")
-            start = r.constant(index_type, -shift % size)
-            turned = r.integer(arith.RemUIOp, r.add(wrapped(r, size, indices[d]), start), r.constant(index_type, size))
-            result[d] = or_fault(r, size, indices[d], turned)
-        return source.at(result)
-
-    return make(r, source.dims, source.dtype, element)
