@@ -8,6 +8,7 @@ and if x is computed, element by element, from a sum of products of a query and 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TypeGuard
 
 from xdsl.dialects.linalg import ops as linalg
 from xdsl.dialects.tensor import ExtractOp
@@ -353,7 +354,7 @@ class Search:
         return found
 
 
-def _is_exponential(node: Node) -> bool:
+def _is_exponential(node: Node) -> TypeGuard[Apply]:
     return isinstance(node, Apply) and node.op.name == "math.exp"
 
 
