@@ -12,6 +12,8 @@ from torch import Tensor
 
 from attnc import flex, pipeline
 from attnc.capture.to_torch import to_torch
+from attnc.dialects import tile
+from attnc.runtime.attention_backward import ROW_SUM
 from attnc.target import Target
 from oracle import Problem
 from tile_interpreter import run
@@ -81,7 +83,9 @@ def interpreted_gradients(
         if len(results) < 3:
             shape = (batch, *shape[1:])
         results.append(np.zeros(shape, wide if len(results) < 3 else np.float64))
-    run(module, *given, *(result for result in results if result is not None), exact=exact)
+    roles = next(op.roles for op in module.ops if isinstance(op, tile.KernelOp)) or ()
+    row_sums = [np.zeros(lse.shape) for role in roles if role.data == ROW_SUM]
+    run(module, *given, *(result for result in results if result is not None), *row_sums, exact=exact)
     tensors: list[Tensor | None] = []
     for result, tensor in zip(results, [call.query, call.key, call.value, torch.zeros(()), *captures], strict=True):
         if result is None:

@@ -10,7 +10,7 @@ import torch
 
 from attnc.backward import attention_backward
 from backward_interpreted import captured_call, forward
-from backward_oracle import check_gradients, oracle_gradients
+from backward_oracle import check_gradients, eager_gradients, oracle_gradients
 from oracle import Problem
 from zoo import ENTRIES, LAYOUTS, SHAPES, Sizes, problem
 
@@ -31,8 +31,8 @@ def gradients(p: Problem, grad_out, grad_lse=None, needs=None):
 def run(p: Problem, name: str, with_lse: bool) -> None:
     shape = (*p.query.shape[:3], p.value.shape[3])
     generator = torch.Generator().manual_seed(len(name))
-    grad_out = 0.25 * torch.randn(shape, generator=generator).to(p.query.dtype)
-    grad_lse = 0.25 * torch.randn(shape[:3], generator=generator) if with_lse else None
+    grad_out = torch.randn(shape, generator=generator).to(p.query.dtype)
+    grad_lse = torch.randn(shape[:3], generator=generator) if with_lse else None
     found, captures = gradients(p, grad_out, grad_lse)
     check_gradients(name, found, p, captures, grad_out, grad_lse)
 
@@ -82,3 +82,25 @@ def test_empty(queries, keys):
     shapes = [tuple(tensor.shape) for tensor in (p.query, p.key, p.value, torch.zeros(()), bias)]
     assert [tuple(tensor.shape) for tensor in found if tensor is not None] == shapes
     assert all((tensor == 0).all() for tensor in found if tensor is not None)
+
+
+def test_sums_over_rows_are_as_precise_as_eagers():
+    """Σ d_score · (k - q): what rounding leaves of a row's Σ d_score, which is 0, must not be multiplied by the distance."""
+    slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625])
+    errors = []
+    for seed in range(6):
+        generator = torch.Generator().manual_seed(seed)
+        query, key, value, grad_out = (torch.randn(1, 4, 300, 64, generator=generator) for _ in range(4))
+        p = Problem(query, key, value, lambda score, b, h, q, k: score + slopes[h] * (k - q))
+        found, captures = gradients(p, grad_out, needs=[False] * 4 + [True])
+        exact, plain = (of(p, captures, grad_out, None).captures[0] for of in (oracle_gradients, eager_gradients))
+        assert exact is not None and plain is not None
+        errors.append([(of - exact).square().mean() for of in (found[4], plain)])
+    ours, eagers = torch.tensor(errors).mean(dim=0).sqrt()
+    assert ours <= eagers
+
+
+def test_one_live_key_leaves_nothing_to_the_scale():
+    query, key, value, grad_out = (torch.randn(1, 2, n, 32, generator=torch.Generator().manual_seed(n)) for n in (50, 1, 1, 50))
+    found, _ = gradients(Problem(query, key, value), grad_out)
+    assert found[3] is not None and found[3].abs() <= 1e-9

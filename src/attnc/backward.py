@@ -112,7 +112,11 @@ def run(
         if result is not None:
             words += _words(result)
         results.append(result)
-    if program().launch(words, (query_, key_, value_, captures, blocks, read, results)):
+    compiled = program()
+    row_sums = torch.zeros((compiled.row_sums, *lse.shape), dtype=torch.float64)
+    for tensor in row_sums:
+        words += _words(tensor)
+    if compiled.launch(words, (query_, key_, value_, captures, blocks, read, results, row_sums)):
         raise CaptureIndexError("an index into a captured tensor is out of range, which it was not in the forward pass")
     return [result if result is None else _finished(result, source) for result, source in zip(results, sources, strict=True)]
 

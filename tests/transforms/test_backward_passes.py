@@ -139,6 +139,8 @@ def test_decompose_attention_backward():
         // CHECK:      %d_modified = tile.map
         // CHECK:      %d_slopes_rows = tile.reduce add %d_slopes_pairs
         // CHECK-NEXT: tile.accumulate %d_slopes_rows into %d_slopes[%h] owners [0 : i64, 2 : i64]
+        // CHECK:      %[[REST:.*]] = tile.reduce add %d_modified :
+        // CHECK-NEXT: tile.accumulate %[[REST]] into %row_rest[%b, %h, %q] owners [2 : i64]
         // CHECK:      %d_key_new = tile.dot transposed %d_scores by %query_tile onto %d_key_old where %live_pairs
         // CHECK-NEXT: %d_query_part = tile.dot %d_scores by %key_tile where %live_pairs
         // CHECK-NOT:  attnc.attention_backward
@@ -158,7 +160,7 @@ def test_an_index_that_is_computed():
     filecheck(
         after("decompose-attention-backward", BY_DISTANCE, [("table", "tensor<?x?xf32>", "capture")]),
         """
-        // CHECK:      %[[INDEX:.*]] = tile.map ({{.*}}) -> tensor<48x{{[0-9][0-9]+}}xindex> {
+        // CHECK:      %[[INDEX:.*]] = tile.map ({{.*}}) -> tensor<96x{{[0-9][0-9]+}}xindex> {
         // CHECK:        arith.cmpi slt
         // CHECK-NEXT:   arith.addi %{{.*}}, %d_table_size
         // CHECK:      %d_table_pairs = tile.map
@@ -173,6 +175,36 @@ def test_an_index_that_is_computed():
 def test_products_that_nobody_wants(gradients, products):
     module = str(after("decompose-attention-backward", gradients=gradients))
     assert module.count("tile.dot") == products
+
+
+def test_what_rounding_leaves_of_a_row_is_taken_out():
+    """By a kernel of its own, for sums over whole rows: captured tensors that are indexed by rows, and the scale."""
+    filecheck(
+        after("decompose-attention-backward", gradients=[3, 4]),
+        """
+        // CHECK: tile.kernel @attention_backward({{.*}}, %row_rest: memref<?x?x?xf64, strided<[?, ?, 1]>>, %row_share: {{.*}}, %row_share_1: {{.*}}) roles [{{.*}} "row_sum", "row_sum", "row_sum"]
+        // CHECK:      %[[OF_SLOPES:.*]] = tile.reduce add %d_slopes_weights
+        // CHECK:      %[[OF_SCALE:.*]] = tile.reduce add %d_scale_weights_pairs
+        // CHECK:      %[[REST:.*]] = tile.reduce add %d_modified :
+        // CHECK-NEXT: tile.accumulate %[[REST]] into %row_rest[%b, %h, %q] owners [2 : i64]
+        // CHECK-NEXT: tile.accumulate %[[OF_SLOPES]] into %row_share[%b, %h, %q] owners [2 : i64]
+        // CHECK-NEXT: tile.accumulate %[[OF_SCALE]] into %row_share_1[%b, %h, %q] owners [2 : i64]
+        // CHECK: tile.kernel @attention_backward_rests(
+        // CHECK:      tile.grid (%b, %kv_head, %k0) to (%batch, %kv_heads, %c1) step (1, 1, 1) {
+        // CHECK:        tile.for %m0 = %c0 to %rows step 48 carry() -> () {
+        // CHECK-NOT:      tile.dot
+        // CHECK:          %rest = tile.load %row_rest[%b, %h, %q]
+        // CHECK:          %share = tile.load %row_share[%b, %h, %q]
+        // CHECK:          %taken_out = tile.map
+        // CHECK:          tile.accumulate %taken_out into %d_slopes[%h] owners [0 : i64, 2 : i64]
+        // CHECK:          tile.accumulate %{{.*}} into %d_scale[%c0] owners [0 : i64, 1 : i64, 2 : i64]
+        """,
+    )
+
+
+def test_more_rows_without_a_mask():
+    region = "%x = arith.addf %score, %score : f32"
+    filecheck(after("select-backward-tile-sizes", region, [], gradients=(0, 1, 2)), "// CHECK: rows = 96 : i64")
 
 
 def test_halves_are_widened():

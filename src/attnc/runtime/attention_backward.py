@@ -12,6 +12,9 @@ READ = ("query", "key", "value", "scale", "capture", "number", "blocks", "out", 
 WRITTEN = ("d_query", "d_key", "d_value", "d_scale", "d_capture")
 """Roles in the order in which kernels take them: what is read, then the gradients, as far as they are wanted."""
 
+ROW_SUM = "row_sum"
+"""What the kernels keep for each row of queries meanwhile, f64 [B, Hq, Sq], zero before a launch; the last arguments."""
+
 SUMS = ("d_query", "d_scale", "d_capture")
 """Gradients that are sums of many tasks: their buffers must be zero before a launch. The others are overwritten."""
 
@@ -19,14 +22,14 @@ SUMS = ("d_query", "d_scale", "d_capture")
 class AttentionBackward:
     """A program whose arguments have roles: what the forward pass read and gave, the gradients of that, then gradients.
 
-    All buffers are of rank 4 ([B, H, S, D]; key and value and their gradients broadcast to the query's batch), but lse and
-    d_lse (3), captured tensors, and d_scale and the gradients of 0-d captures, which have one element. `launch(words, keep)`
-    runs it on the words of `record.arguments`, as `Kernel.launch`.
+    All buffers are of rank 4 ([B, H, S, D]; key and value and their gradients broadcast to the query's batch), but lse,
+    d_lse and row sums (3), captured tensors, and d_scale and the gradients of 0-d captures, which have one element.
+    `launch(words, keep)` runs it on the words of `record.arguments`, as `Kernel.launch`.
     """
 
     def __init__(self, record: KernelRecord, objects: Sequence[bytes]):
         """Raises `CompileError` where the record is not that of a backward pass."""
-        order = (*READ, *WRITTEN)
+        order = (*READ, *WRITTEN, ROW_SUM)
         roles = [argument.role for argument in record.arguments]
         if [role for role in roles if role not in order] or sorted(roles, key=order.index) != roles:
             raise CompileError(
@@ -42,6 +45,7 @@ class AttentionBackward:
         self.numbers = [record.arguments[i] for i in record.indices("number")]
         self.blocks = [record.arguments[i] for i in record.indices("blocks")]
         self.gradients = [record.arguments[i] for i in record.indices(*WRITTEN)]
+        self.row_sums = len(record.indices(ROW_SUM))
 
     def wanted(self) -> list[bool]:
         """Of query, key, value, scale and each captured tensor, whether the program gives its gradient."""

@@ -15,12 +15,13 @@ After:
     %delta = (tile.reduce add %out_tile · %d_out_tile) - %d_lse_tile
     %d_modified = %weights · (%d_weights - %delta), 0 where not live
     … for each tensor that the mods read, its share: a map, a sum over the row, a tile.accumulate …
+    … for sums over whole rows, what rounding leaves of them: see decompose_attention_rests.py …
     %d_scores = scale · the derivative
     %d_key_new = tile.dot transposed %d_scores by %query_tile onto %d_key_old where %live_pairs
     %d_query_part = tile.dot %d_scores by %key_tile where %live_pairs
 
 Products whose results nobody wants are left out. Halves are converted where they are loaded. A query without a live key has
-lse = -inf, and all its pairs are dead.
+lse = -inf, and all its pairs are dead. Where there are sums over whole rows, another kernel follows this one.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from attnc.errors import LoweringError
 from attnc.target import Target
 from attnc.transforms.decompose_attention import LOG2E, Decomposition, map_tile
 from attnc.transforms.decompose_attention_derivative import Derivative
+from attnc.transforms.decompose_attention_rests import MOST, Rests, RowSum
 
 NAME = "decompose-attention-backward"
 
@@ -68,6 +70,7 @@ class _BackwardDecomposition(Decomposition):
         self.row_type = tile.tile_type(self.rows, 1, self.score)
         self.score_type = tile.tile_type(self.rows, self.columns, self.score)
         self.plain = False
+        self.rests: Rests | None = None
 
     def run(self) -> None:
         op = self.op
@@ -97,7 +100,7 @@ class _BackwardDecomposition(Decomposition):
             new["value"] = self._onto(weights, d_out, carried["value"], live, "d_value_new")
         if inside:
             d_modified = self._d_modified(d_out, weights, live, zero)
-            self._derivative(scores, d_modified, live, query, carried, new)
+            self._derivative(scores, weights, d_modified, live, query, carried, new)
         for name, result in zip(op.wanted, op.results, strict=True):
             result.replace_all_uses_with(new[name])
         ops = list(block.ops)
@@ -105,6 +108,8 @@ class _BackwardDecomposition(Decomposition):
             inner.detach()
         Rewriter.insert_op(ops, InsertPoint.before(op))
         Rewriter.erase_op(op)
+        if self.rests is not None:
+            self.rests.add_kernel()
 
     # -- operands -----------------------------------------------------------------------------------------------------
 
@@ -191,6 +196,7 @@ class _BackwardDecomposition(Decomposition):
     def _derivative(
         self,
         scores: SSAValue,
+        weights: SSAValue,
         d_modified: SSAValue,
         live: SSAValue,
         query: SSAValue,
@@ -200,13 +206,17 @@ class _BackwardDecomposition(Decomposition):
         op, build = self.op, self.build
         derivative = Derivative(op, build, scores, d_modified, live)
         derivative.accumulate()
+        sums = derivative.of_weights(weights) if len(derivative.row_sums) <= MOST else []
+        if "scale" in op.wanted:
+            sums.append(self._scale_of_weights(derivative, scores, weights))
+        if sums:
+            self.rests = Rests(derivative.kernel, op.lse, op.d_lse, sums)
+            self.rests.keep(build, d_modified)
         if not {"query", "key", "scale"} & set(op.wanted):
             return
         if "scale" in op.wanted:
             natural = derivative.d_score(None, "d_natural")
-            inputs = {"d": natural, "s": scores}
-            pairs = self._map(self.score_type, "d_scale_pairs", inputs, lambda m, d, s: m.binary("mulf", d, s, "share"))
-            new["scale"] = build.add(tile.ReduceOp("add", pairs), "d_scale_part")
+            new["scale"] = self._scale_part(natural, scores, "d_scale")
             d_scores = self._map(
                 self.score_type, "d_scores", {"d": natural}, lambda m, d: m.binary("mulf", d, op.scale, "scaled")
             )
@@ -218,3 +228,19 @@ class _BackwardDecomposition(Decomposition):
             key = self._wide_at_load(op.key, "key_wide")
             type_ = tile.tile_type(self.rows, tile.shape_of(key)[1], self.score)
             new["query"] = build.add(tile.DotOp(d_scores, key, type_, live=live), "d_query_part")
+
+    def _scale_part(self, natural: SSAValue, scores: SSAValue, hint: str) -> SSAValue:
+        inputs = {"d": natural, "s": scores}
+        pairs = self._map(self.score_type, f"{hint}_pairs", inputs, lambda m, d, s: m.binary("mulf", d, s, "share"))
+        return self.build.add(tile.ReduceOp("add", pairs), f"{hint}_part")
+
+    def _scale_of_weights(self, derivative: Derivative, scores: SSAValue, weights: SSAValue) -> RowSum:
+        """The scale's sum as one over whole rows."""
+        with derivative.at(weights):
+            natural = derivative.d_score(None, "d_natural_weights")
+        part = self.op.results[self.op.wanted.index("scale")]
+        (use,) = part.uses
+        assert isinstance(use.operation, tile.AccumulateOp)
+        sum_ = use.operation
+        owners = [owner.value.data for owner in sum_.owners]
+        return RowSum(self._scale_part(natural, scores, "d_scale_weights"), sum_.buffer, list(sum_.indices), owners)

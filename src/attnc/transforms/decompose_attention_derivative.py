@@ -19,7 +19,8 @@ index tells apart. An accumulate inside of a loop over a row is done for each tu
 from __future__ import annotations
 
 import math as python_math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import cast
 
 from xdsl.dialects import arith, scf, tensor
@@ -33,6 +34,7 @@ from attnc.dialects.attention_backward import AccumulateOp, AttentionBackwardOp,
 from attnc.dialects.building import INDEX, Builder, erase_dead
 from attnc.dialects.linalg_ext import IndexOp
 from attnc.errors import LoweringError
+from attnc.transforms.decompose_attention_rests import RowSum
 from attnc.transforms.differentiate_tape import length_of, yielded
 
 TURNS = 4096
@@ -55,9 +57,12 @@ class Derivative:
         kernel = op.parent_op()
         while kernel is not None and not isinstance(kernel, tile.KernelOp):
             kernel = kernel.parent_op()
-        assert kernel is not None
+        assert isinstance(kernel, tile.KernelOp)
+        self.kernel = kernel
         self.grid = next(inner for inner in kernel.body.block.ops if isinstance(inner, tile.GridOp))
         self.sizes: dict[tuple[SSAValue, int], SSAValue] = {}
+        self.row_sums: list[tuple[SSAValue, SSAValue, list[SSAValue], list[int]]] = []
+        """Of sums over whole rows: the value, the gradient, its indices, and owners."""
         _write_out(self.source)
 
     # -- the gradient of the score ------------------------------------------------------------------------------------
@@ -85,11 +90,30 @@ class Derivative:
         name = op.target.name_hint or "d_capture"
         shares = self._map(op.value, (self.rows, self.columns), self.score, f"{name}_pairs")
         shapes = [tile.shape_of(index) for index in indices if isinstance(index.type, TensorType)]
-        if all(columns == 1 for _, columns in shapes):
-            shares = self.build.add(tile.ReduceOp("add", shares), f"{name}_rows")
         told_apart = [self._tells_apart(index) for index in op.indices]
         owners = [dim for dim in range(3) if dim not in told_apart]
+        if all(columns == 1 for _, columns in shapes):
+            shares = self.build.add(tile.ReduceOp("add", shares), f"{name}_rows")
+            self.row_sums.append((op.value, op.target, indices, owners))
         self.build.insert(tile.AccumulateOp(shares, op.target, indices, owners))
+
+    def of_weights(self, weights: SSAValue) -> list[RowSum]:
+        """The sums over whole rows, of weights in the place of the modified scores' gradients."""
+        found = []
+        with self.at(weights):
+            for value, target, indices, owners in self.row_sums:
+                name = f"{target.name_hint or 'd_capture'}_weights"
+                pairs = self._map(value, (self.rows, self.columns), self.score, name)
+                found.append(RowSum(self.build.add(tile.ReduceOp("add", pairs), f"{name}_rows"), target, indices, owners))
+        return found
+
+    @contextmanager
+    def at(self, d_modified: SSAValue) -> Iterator[None]:
+        """Other gradients of the modified scores, meanwhile."""
+        argument = self.source.args[1]
+        kept, self.inputs[argument] = self.inputs[argument], d_modified
+        yield
+        self.inputs[argument] = kept
 
     def _tells_apart(self, index: SSAValue) -> int | None:
         """The dimension of the grid whose tasks have different values of an index, if there is one."""
