@@ -84,13 +84,15 @@ def test_empty(queries, keys):
     assert all((tensor == 0).all() for tensor in found if tensor is not None)
 
 
-def test_sums_over_rows_are_as_precise_as_eagers():
-    """Σ d_score · (k - q): what rounding leaves of a row's Σ d_score, which is 0, must not be multiplied by the distance."""
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_sums_over_rows_are_as_precise_as_eagers(dtype):
+    """Σ d_score · (k - q): what rounding (of out to a half, too) leaves of a row's Σ d_score, which is 0, must not be
+    multiplied by the distance."""
     slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625])
     errors = []
     for seed in range(6):
         generator = torch.Generator().manual_seed(seed)
-        query, key, value, grad_out = (torch.randn(1, 4, 300, 64, generator=generator) for _ in range(4))
+        query, key, value, grad_out = (torch.randn(1, 4, 300, 64, generator=generator).to(dtype) for _ in range(4))
         p = Problem(query, key, value, lambda score, b, h, q, k: score + slopes[h] * (k - q))
         found, captures = gradients(p, grad_out, needs=[False] * 4 + [True])
         exact, plain = (of(p, captures, grad_out, None).captures[0] for of in (oracle_gradients, eager_gradients))
