@@ -235,3 +235,19 @@ def test_an_edited_derivative_is_what_runs():
     grad_out = randn(2, 4, 50, 24)
     plain, twice = (compiled(p.query, p.key, p.value, out, lse, grad_out) for compiled in (compiled_of(lowered), edited))
     assert (twice[0] - 2 * plain[0]).abs().max() < 1e-5 and torch.equal(twice[2], plain[2])
+
+
+def test_a_row_without_live_keys_keeps_no_sums():
+    """What rounding leaves of a row is taken out of a slope's, a gate's and the scale's gradient; nothing of a row without live
+    keys, whatever the gradient of its lse."""
+    slopes, gate = randn(6), torch.tensor(0.5)
+    p = Problem(
+        *(randn(2, 6, 130, 32), randn(2, 2, 130, 32), randn(2, 2, 130, 32)),
+        lambda score, b, h, q, k: gate * score + slopes[h] * (k - q),
+        lambda b, h, q, k: (q >= k) & (q != 0),
+    )
+    grad_out, grad_lse = randn(2, 6, 130, 32), randn(2, 6, 130)
+    grad_lse[:, :, 0] = torch.nan
+    found, captures = gradients(p, grad_out, grad_lse)
+    grad_lse[:, :, 0] = 0
+    check_gradients("row sums", found, p, captures, grad_out, grad_lse)
