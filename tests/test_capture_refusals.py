@@ -148,7 +148,7 @@ def test_other_side_effects(mod):
     assert len(LIST) == 3 and HOLDER.value is None
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:.*quantized tensor creation")
 def test_captured_tensors_that_are_not_plain():
     def make(tensor):
         return lambda score, b, h, q, kv: score + tensor[q]
@@ -157,6 +157,8 @@ def test_captured_tensors_that_are_not_plain():
         capture(make(torch.zeros(4, device="meta")))
     with pytest.raises(UnsupportedTensorError):
         capture(make(torch.zeros(4, 4).to_sparse()))
+    with pytest.raises(UnsupportedTensorError, match="dequantize"):
+        capture(make(torch.quantize_per_tensor(torch.zeros(4), 0.1, 0, torch.qint8)))
     with pytest.raises(UnsupportedTensorError):
         capture(make(torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])))
     with pytest.raises(UnsupportedTensorError):

@@ -44,7 +44,9 @@ def check_capture(tensor: torch.Tensor) -> None:
             )
         if tensor.is_nested:
             raise UnsupportedTensorError("a mod captures a nested tensor", **place)
-        if tensor.layout is not torch.strided or tensor.is_quantized:
+        if tensor.is_quantized:
+            raise UnsupportedTensorError("a mod captures a quantised tensor", remedy="pass tensor.dequantize()", **place)
+        if tensor.layout is not torch.strided:
             raise UnsupportedTensorError(f"a mod captures a tensor of layout {tensor.layout}", **place)
         if tensor.device.type != "cpu":
             raise DeviceError(f"a mod captures a tensor on {tensor.device}; attnc runs on the CPU only so far", **place)
