@@ -22,13 +22,20 @@ def commands() -> None:
     """attnc: a compiler for attention."""
 
 
-commands.add_command(opt)
-commands.add_command(compile_command)
-commands.add_command(run)
-commands.add_command(bench)
-commands.add_command(cache)
-commands.add_command(demo)
-commands.add_command(doctor)
+COMMANDS = {
+    opt: "Run passes on MLIR text and print the result.",
+    compile_command: "Print a program as kernels, LLVM text or assembly.",
+    run: "Run a function of MLIR text on arrays.",
+    bench: "Measure attnc and its peers turn by turn.",
+    cache: "Show or clear the disk cache of compiled kernels.",
+    demo: "Run a handful of mods, beside f64 and torch.",
+    doctor: "Show the machine as attnc sees it, and test it.",
+}
+"""Each command, and its line in the list; its own help says more."""
+
+for command, line in COMMANDS.items():
+    command.short_help = line
+    commands.add_command(command)
 
 
 def main() -> None:
