@@ -3,7 +3,8 @@
     python examples/torch_compile_model.py
 
 One layer calls `flex_attention` (a sliding window with ALiBi), one `F.scaled_dot_product_attention`. The compiled model is
-compared with the plain one at three lengths; after the first, neither torch.compile nor attnc compiles anything anew.
+compared with the plain one at three lengths. The first call takes half a minute or more where Inductor finds a C++ compiler for
+the rest of the model; after it, neither torch.compile nor attnc compiles anything anew.
 """
 
 from __future__ import annotations
