@@ -5,12 +5,14 @@
 from __future__ import annotations
 
 import functools
+import math
 import traceback
 
 import numpy
 import pytest
 import torch
 
+import attnc
 from attnc.capture.capture import capture
 from attnc.errors import (
     AttncError,
@@ -62,6 +64,37 @@ def test_reads_of_data(name):
     assert error.value.filename == __file__
     assert error.value.line == READS[name].__code__.co_firstlineno
     assert "remedy:" in str(error.value)
+
+
+NUMPY_TABLE = numpy.zeros((4, 4), numpy.float32)
+
+
+@pytest.mark.parametrize(
+    ("mask_mod", "remedy"),
+    [
+        (lambda b, h, q, kv: 0 <= q - kv < 4, "(a <= x) & (x < b) instead of a <= x < b"),
+        (lambda b, h, q, kv: max(q - kv, 0) > 4, "x.clamp(min=0) instead of max(x, 0)"),
+        (lambda b, h, q, kv: NUMPY_TABLE[h, kv] > 0, "capture torch.from_numpy(array)"),
+        (lambda b, h, q, kv: q > math.exp(kv), "torch.exp instead of math.exp"),
+    ],
+)
+def test_a_read_says_what_to_write_instead(mask_mod, remedy):
+    with pytest.raises(DataDependentModError) as error:
+        capture(None, mask_mod)
+    assert remedy in error.value.remedy
+
+
+@pytest.mark.parametrize("dims", [2, 3, 4])
+def test_a_tensor_in_the_place_of_a_mod(dims):
+    query, mask = torch.zeros(1, 1, 4, 8), torch.ones((4,) * dims, dtype=torch.bool)
+    indices = ", ".join("bhqk"[4 - dims :])
+    for arguments in ({"mask_mod": mask}, {"block_mask": mask}):
+        with pytest.raises(attnc.AttncError, match=r"_mod is a Tensor, no callable|block_mask is a Tensor") as error:
+            attnc.flex_attention(query, query, query, **arguments)
+        assert error.value.remedy == f"read it in a function: mask_mod=lambda b, h, q, k: mask[{indices}]"
+    with pytest.raises(ModSignatureError) as error:
+        attnc.flex_attention(query, query, query, mask)
+    assert error.value.remedy == f"read it in a function: score_mod=lambda score, b, h, q, k: score + bias[{indices}]"
 
 
 RANDOM = {

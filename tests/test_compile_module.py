@@ -211,6 +211,20 @@ def test_what_is_not_supported_is_refused_by_name_and_place():
         attnc.compile(nn.Identity())
     with pytest.raises(attnc.AttncError, match="cannot compile a int"):
         attnc.compile(3)
+    with pytest.raises(attnc.AttncError, match="make it the forward of an nn"):
+        attnc.compile(torch.relu, (randn(3),))
+    with pytest.raises(attnc.AttncError, match="read_text"):
+        attnc.compile(Path("program.mlir"))
+    for name, remedy in (("a/program.mlir", "read_text"), ("program.pt2", "torch.export.load")):
+        with pytest.raises(attnc.errors.IRSyntaxError, match=f"a file's name(?s:.*){remedy}"):
+            attnc.compile(name)
+        with pytest.raises(attnc.errors.IRSyntaxError, match="a file's name"):
+            attnc.from_text(name)
+
+
+def test_one_example_input_needs_no_tuple():
+    x = randn(2, 3)
+    assert torch.equal(attnc.compile(nn.ReLU(), x)(x), x.relu())
 
 
 WARM = """

@@ -189,6 +189,14 @@ def test_refused_by_name(name: str):
         sdpa(*arguments, **keywords)
 
 
+def test_what_newcomers_forget_is_the_remedy():
+    query = normal(1, 6, 8, 16)
+    with pytest.raises(errors.ShapeError, match=r"\[6\], \[3\], \[3\](?s:.*)enable_gqa=True"):
+        sdpa(query, query[:, :3], query[:, :3])
+    with pytest.raises(errors.AttentionMaskError, match=r"int64, not bool or float(?s:.*)attn_mask\.bool\(\)"):
+        sdpa(query, query, query, torch.ones(8, 8, dtype=torch.int64))
+
+
 # -- in torch's place
 # -----------------------------------------------------------------------------------------------------------
 @pytest.fixture(autouse=True)

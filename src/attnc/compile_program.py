@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnc import programs
@@ -28,10 +29,10 @@ SAMPLE_SIZE = 40
 
 
 def compile(
-    program: Any, example_inputs: Sequence[Any] | None = None, *, dynamic_shapes: Any = None, function: str | None = None
+    program: Any, example_inputs: Any = None, *, dynamic_shapes: Any = None, function: str | None = None
 ) -> CompiledProgram:
     """A callable of `program`: a `torch.export.ExportedProgram`, an `nn.Module` with `example_inputs` (and `dynamic_shapes`, as
-    torch.export takes them), or MLIR text.
+    torch.export takes them), or MLIR text. `example_inputs` are a tuple or list; a single tensor is one input.
 
     Text is a module with one public function on tensors (or the one called `function`), with `iree_linalg_ext.attention`
     and linalg, tensor and arith operations around it, or in the torch dialect. The result is called on torch tensors or numpy
@@ -56,15 +57,17 @@ def from_mlir(text: str, filename: str = "<text>", function: str | None = None) 
     return CompiledProgram(_from_text(text, filename, function))
 
 
-def _exported(program: Any, example_inputs: Sequence[Any] | None, dynamic_shapes: Any) -> tuple[Exported, Any]:
+def _exported(program: Any, example_inputs: Any, dynamic_shapes: Any) -> tuple[Exported, Any]:
     """An exported program, or a module that is exported now, as a module of stage "torch"."""
     torch = sys.modules.get("torch")
     known = torch is not None and isinstance(program, torch.export.ExportedProgram | torch.nn.Module)
     if torch is None or not known:
-        raise ArgumentsError(
-            f"attnc.compile cannot compile a {type(program).__name__}",
-            remedy="pass an ExportedProgram, an nn.Module with example inputs, or MLIR text",
-        )
+        remedy = "pass an ExportedProgram, an nn.Module with example inputs, or MLIR text"
+        if isinstance(program, Path):
+            remedy = "pass the text itself, path.read_text(), or torch.export.load(path)"
+        elif callable(program):
+            remedy = "make it the forward of an nn.Module, and pass that with example inputs"
+        raise ArgumentsError(f"attnc.compile cannot compile a {type(program).__name__}", remedy=remedy)
     import_whole(COMPILER)
     from attnc.capture.exported import export_module, from_exported
     from attnc.program_text import from_text as read_program
@@ -73,7 +76,8 @@ def _exported(program: Any, example_inputs: Sequence[Any] | None, dynamic_shapes
     if isinstance(program, torch.nn.Module):
         if example_inputs is None:
             raise ArgumentsError("an nn.Module is compiled for example inputs", remedy="attnc.compile(module, (x, …))")
-        program = export_module(program, example_inputs, dynamic_shapes)
+        inputs = example_inputs if isinstance(example_inputs, list | tuple) else (example_inputs,)
+        program = export_module(program, inputs, dynamic_shapes)
     elif inputs is None and program.example_inputs is not None:
         inputs, keywords = program.example_inputs
         inputs = None if keywords else inputs

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from xdsl.dialects.builtin import ModuleOp
     from xdsl.ir import Operation, SSAValue
 
+_FILE_NAME = re.compile(r"[^\s\"%@{]+\.(mlir|pt2)")
+_READ_FILE = {"lir": "pass what it holds: Path(name).read_text()", "pt2": "pass torch.export.load(name)"}
 _STRING_OR_COMMENT = re.compile(r'//[^\n]*|"(?:[^"\\\n\v\f]|\\(?:["nt\\]|[0-9A-Fa-f]{2}))*+(?P<end>"?)')
 
 
@@ -43,6 +45,10 @@ def parse_module(text: str, filename: str = "<text>") -> ModuleOp:
 
     if not text.strip():
         raise _error("the text is empty", text, filename, 0)
+    if _FILE_NAME.fullmatch(text):
+        raise IRSyntaxError(
+            "this is a file's name, not the text of a module", filename=filename, source=text, remedy=_READ_FILE[text[-3:]]
+        )
     for literal in _STRING_OR_COMMENT.finditer(text):
         if literal["end"] == "":  # xDSL's own pattern takes exponential time to find that out
             raise _error("this string does not end, or has an unknown escape", text, filename, literal.start())

@@ -104,7 +104,9 @@ def mask_kind(
     if attn_mask.dtype is torch.bool:
         return BOOL, attn_mask, []
     if attn_mask.dtype not in DTYPES:
-        raise AttentionMaskError(f"attn_mask has dtype {attn_mask.dtype}")
+        integer = not attn_mask.is_floating_point() and not attn_mask.is_complex()
+        remedy = "attn_mask.bool(), where nonzero means: may attend" if integer else None
+        raise AttentionMaskError(f"attn_mask has dtype {attn_mask.dtype}, not bool or float", remedy=remedy)
     return DTYPES[attn_mask.dtype], attn_mask, []
 
 
@@ -137,7 +139,9 @@ def four_dims(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> tu
     elif enable_gqa:
         heads, kv_heads = query.shape[-3:-2], broadcast_shapes(key.shape[-3:-2], value.shape[-3:-2])
     else:
-        heads = kv_heads = broadcast_shapes(query.shape[-3:-2], key.shape[-3:-2], value.shape[-3:-2])
+        heads = kv_heads = broadcast_shapes(
+            query.shape[-3:-2], key.shape[-3:-2], value.shape[-3:-2], remedy=_grouped(query.shape, key.shape, value.shape)
+        )
     shape = (*batch, *heads, *query.shape[-2:])
     if rank == 3 and not enable_gqa:  # [N, S, E]: N batches of one head
         batch, heads, kv_heads = heads, (1,), (1,)
@@ -155,7 +159,13 @@ def four_dims(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> tu
     return tensors[0], tensors[1], tensors[2], shape
 
 
-def broadcast_shapes(*shapes: Sequence[int]) -> tuple[int, ...]:
+def _grouped(query: Sequence[int], key: Sequence[int], value: Sequence[int]) -> str | None:
+    """The remedy where heads differ as grouped heads do."""
+    grouped = len(query) > 3 and key[-3] == value[-3] and query[-3] % max(key[-3], 1) == 0
+    return "enable_gqa=True lets several query heads share a key/value head" if grouped else None
+
+
+def broadcast_shapes(*shapes: Sequence[int], remedy: str | None = None) -> tuple[int, ...]:
     """As torch.broadcast_shapes, for shapes of one length. Raises `ShapeError`."""
     result = []
     for sizes in zip(*shapes, strict=True):
@@ -163,7 +173,8 @@ def broadcast_shapes(*shapes: Sequence[int]) -> tuple[int, ...]:
         if any(other not in (1, size) for other in sizes):
             raise ShapeError(
                 f"{'query, key' if len(shapes) > 2 else 'key'} and value have batch dims (or heads) that do not broadcast: "
-                f"{list(map(list, shapes))}"
+                f"{', '.join(str(list(shape)) for shape in shapes)}",
+                remedy=remedy,
             )
         result.append(size)
     return tuple(result)

@@ -15,7 +15,8 @@ import torch
 from torch.nn.attention import flex_attention as _torch_flex
 from torch.nn.attention.flex_attention import and_masks, noop_mask, or_masks
 
-from attnc.errors import BlockMaskError, DeviceError, ModSignatureError, SlicedBlockMaskError
+from attnc.capture.locations import no_callable, reading
+from attnc.errors import BlockMaskError, DeviceError, SlicedBlockMaskError
 
 NOT_LISTED, PARTIAL, FULL = 0, 1, 2
 
@@ -101,7 +102,7 @@ def create_block_mask(
     (queries, keys). `device` defaults to the CPU. Raises `ModSignatureError` for a mask_mod that cannot be called.
     """
     if not callable(mask_mod):
-        raise ModSignatureError(f"mask_mod is no callable but {type(mask_mod).__name__}")
+        raise no_callable("mask_mod", mask_mod)
     shape = (1 if B is None else B, 1 if H is None else H, Q_LEN, KV_LEN)
     options = {
         "device": "cpu" if device is None else device,
@@ -126,14 +127,19 @@ class ReadBlockMask(NamedTuple):
     block_size: tuple[int, int] | None
 
 
+def no_block_mask(given: Any) -> BlockMaskError:
+    """The error where a call's `block_mask` is something else."""
+    remedy = "pass a mask function as mask_mod=" if callable(given) else reading("mask_mod", given)
+    return BlockMaskError(f"block_mask is a {type(given).__name__}, not a BlockMask", remedy=remedy)
+
+
 def read_block_mask(block_mask: Any, batch: int, heads: int, queries: int, keys: int) -> ReadBlockMask:
     """The mask_mod and the block classes of a BlockMask for attention of `batch`, `heads` (query heads) and these lengths.
 
     Raises `SlicedBlockMaskError`, `BlockMaskError` where lengths, batch or heads do not fit, `DeviceError`.
     """
     if not isinstance(block_mask, _TorchBlockMask):
-        remedy = "pass a mask function as mask_mod=" if callable(block_mask) else None
-        raise BlockMaskError(f"block_mask is {type(block_mask).__name__}, not a BlockMask", remedy=remedy)
+        raise no_block_mask(block_mask)
     mask_mod = block_mask.mask_mod
     if mask_mod is _torch_flex._sliced_mask_mod_error:
         raise SlicedBlockMaskError("the BlockMask was sliced, and so lost its mask_mod")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from attnc.capture.record import Location
-from attnc.errors import AttncError
+from attnc.errors import AttncError, ModSignatureError
 
 E = TypeVar("E", bound=AttncError)
 
@@ -51,6 +51,21 @@ def definition(mod: Any) -> dict[str, Any]:
         mod = getattr(type(mod), "__call__", None)  # noqa: B004 - its code is wanted
     code = getattr(mod, "__code__", None)
     return {} if code is None else {"filename": code.co_filename, "line": code.co_firstlineno}
+
+
+def no_callable(name: str, mod: Any) -> ModSignatureError:
+    """The error where `mod` is no function; of a tensor or array it says how a function reads it."""
+    return ModSignatureError(f"{name} is a {type(mod).__name__}, no callable", remedy=reading(name, mod))
+
+
+def reading(name: str, tensor: Any) -> str | None:
+    """The argument that reads a tensor or array of 2 to 4 dims as a mask, or a bias; None for anything else."""
+    indices = {2: "q, k", 3: "h, q, k", 4: "b, h, q, k"}.get(getattr(tensor, "ndim", 0))
+    if indices is None:
+        return None
+    if name == "score_mod":
+        return f"read it in a function: score_mod=lambda score, b, h, q, k: score + bias[{indices}]"
+    return f"read it in a function: mask_mod=lambda b, h, q, k: mask[{indices}]"
 
 
 def refuse(kind: type[E], message: str, remedy: str | None = None) -> E:

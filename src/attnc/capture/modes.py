@@ -42,20 +42,22 @@ class DispatchMode(TorchDispatchMode):
             return dispatch(self._tracer, func, args, kwargs or {})
 
 
+_NO_NUMPY = "use torch operations instead of numpy ones; capture torch.from_numpy(array) instead of a NumPy array"
 # Reads of data, by method name, with what to write instead.
 _READS = {
     "item": "use the tensor itself, or tensor[index] to read an element",
     "tolist": "use the tensor itself, or tensor[index] to read an element",
     "numpy": "use torch operations on the tensor itself",
-    "__array__": "use torch operations instead of numpy ones",
-    "__array_wrap__": "use torch operations instead of numpy ones",
+    "__array__": _NO_NUMPY,
+    "__array_wrap__": _NO_NUMPY,
     "__dlpack__": "use torch operations on the tensor itself",
     "data_ptr": "use the tensor itself",
     "storage": "use the tensor itself",
     "untyped_storage": "use the tensor itself",
     "_typed_storage": "use the tensor itself",
-    "__bool__": "torch.where(condition, a, b) instead of `if`; & | ~ instead of `and` `or` `not`",
-    "__float__": "use the tensor itself instead of float(tensor)",
+    "__bool__": "torch.where(condition, a, b) instead of `if`; & | ~ instead of `and` `or` `not`; (a <= x) & (x < b) instead "
+    "of a <= x < b; x.clamp(min=0) instead of max(x, 0)",
+    "__float__": "use the tensor itself instead of float(tensor), torch.exp instead of math.exp",
     "__int__": "use tensor.to(torch.int32) instead of int(tensor)",
     "__complex__": "use the tensor itself",
     "__index__": "index a captured tensor, tensor[index], instead of a Python list",

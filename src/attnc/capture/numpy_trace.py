@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from attnc.capture import numpy_functions, numpy_rows
-from attnc.capture.locations import refuse
+from attnc.capture.locations import no_callable, refuse
 from attnc.capture.numbers import NumberProxy, constant
 from attnc.capture.numpy_arrays import ArrayCheck, element_strides
 from attnc.capture.numpy_dtypes import (
@@ -369,7 +369,7 @@ def trace(score_mod: object, mask_mod: object, score_dtype: np.dtype) -> Trace:
         traced = []
         for name, mod, names in (("score_mod", score_mod, SCORE_ARGUMENTS), ("mask_mod", mask_mod, MASK_ARGUMENTS)):
             if not callable(mod) and mod is not None:
-                raise ModSignatureError(f"{name} is no callable but {type(mod).__name__}")
+                raise no_callable(name, mod)
             rebuilt = environment.wrap(mod, tracer.plan.read(name, name))
             run = functools.partial(tracer.run, score_dtype=score_dtype)
             traced.append(None if mod is None else with_places(run, mod, rebuilt, names))

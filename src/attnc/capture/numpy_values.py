@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from attnc.capture.numpy_trace import NumpyTracer
     from attnc.capture.recorder import Origin
 
+_TAKES_TORCH = "call attnc.flex_attention, whose mods are torch code"
 _USE_WHERE = "np.where(condition, a, b) instead of `if`; & | ~ instead of `and` `or` `not`"
 _READS = {
     "__bool__": ("its truth", f"{_USE_WHERE}; (a <= x) & (x < b) instead of a <= x < b; np.minimum instead of min"),
@@ -87,6 +88,11 @@ class TracedArray(NDArrayOperatorsMixin):
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
         return self._tracer.function(function, args, kwargs)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", str(func))
+        raise refuse(UnsupportedModError, f"a NumPy mod calls torch's {name}", f"write it in NumPy, or {_TAKES_TORCH}")
 
     def __getitem__(self, index: Any) -> Any:
         from attnc.capture.numpy_indexing import getitem

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from attnc.capture.locations import no_callable
 from attnc.capture.numbers import NumberProxy
 from attnc.capture.reads import Node, stride_pattern
 from attnc.capture.record import (
@@ -215,7 +216,7 @@ def trace(score_mod: object, mask_mod: object, score_dtype: torch.dtype) -> Trac
         traced = []
         for name, mod, names in (("score_mod", score_mod, SCORE_ARGUMENTS), ("mask_mod", mask_mod, MASK_ARGUMENTS)):
             if not callable(mod) and mod is not None:
-                raise ModSignatureError(f"{name} is no callable but {type(mod).__name__}")
+                raise no_callable(name, mod)
             node = tracer.plan.read(name, name)
             rebuilt = environment.wrap(mod, node)
             run = functools.partial(tracer.run, score_dtype=score_dtype)

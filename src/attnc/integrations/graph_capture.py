@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Interpreter
 
 from attnc.capture.environment import Environment
+from attnc.capture.locations import no_callable
 from attnc.capture.numbers import Expression, NumberProxy, source
 from attnc.capture.reads import LazyCheck, Node
 from attnc.capture.record import (
@@ -33,7 +34,7 @@ from attnc.capture.record import (
 )
 from attnc.capture.suspend import without_dispatch_modes
 from attnc.capture.trace import DTYPES, Tracer, Value
-from attnc.errors import DataDependentModError, DeviceError, ModSignatureError, UnsupportedModError, UnsupportedTensorError
+from attnc.errors import DataDependentModError, DeviceError, UnsupportedModError, UnsupportedTensorError
 
 
 class Operands(NamedTuple):
@@ -169,7 +170,7 @@ def capture_functions(score_mod: Any, mask_mod: Any, score_dtype: torch.dtype) -
         traced = []
         for name, mod, names in (("score_mod", score_mod, SCORE_ARGUMENTS), ("mask_mod", mask_mod, MASK_ARGUMENTS)):
             if not callable(mod) and mod is not None:
-                raise ModSignatureError(f"{name} is no callable but {type(mod).__name__}")
+                raise no_callable(name, mod)
             rebuilt = environment.wrap(mod, tracer.plan.read(name, name))
             traced.append(None if mod is None else tracer.run(rebuilt, names, score_dtype))
         environment.finish()

@@ -16,7 +16,7 @@ from torch.nn.attention.flex_attention import AuxOutput, _sliced_mask_mod_error,
 from attnc import checks, torch_op
 from attnc.capture import block_mask as block_masks
 from attnc.capture.block_mask import and_masks
-from attnc.errors import ArgumentsError, BlockMaskError, DeviceError, DtypeError, SlicedBlockMaskError, UnsupportedTensorError
+from attnc.errors import ArgumentsError, DeviceError, DtypeError, SlicedBlockMaskError, UnsupportedTensorError
 from attnc.program_text import Program, to_text
 from attnc.runtime.attention import check_shapes
 
@@ -130,7 +130,7 @@ def _block_lists(
     """A BlockMask's mask_mod (None where it masks nothing), its lists, and its block size (None where the mask_mod says
     all)."""
     if not isinstance(block_mask, block_masks._TorchBlockMask):
-        raise BlockMaskError(f"block_mask is {type(block_mask).__name__}, not a BlockMask")
+        raise block_masks.no_block_mask(block_mask)
     mask_mod = block_mask.mask_mod
     if mask_mod is _sliced_mask_mod_error:
         raise SlicedBlockMaskError("the BlockMask was sliced, and so lost its mask_mod")
