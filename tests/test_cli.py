@@ -140,6 +140,25 @@ def test_doctor():
         assert word in result.stdout
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("--heads", "6", "no multiple of 4"),
+        ("--length", "0", "x>=1"),
+        ("--head-dim", "-1", "x>=1"),
+        ("--seconds", "-1", "x>=0"),
+    ],
+)
+def test_sizes_that_the_demo_cannot_have(option, value, words):
+    result = run("demo", option, value)
+    assert result.returncode == 2 and option in result.stderr and words in result.stderr
+
+
+def test_the_list_of_commands_fits_in_its_lines():
+    text = run("--help").stdout
+    assert "doctor" in text and "..." not in text.split("Commands:")[1]
+
+
 def test_demo_at_small_sizes():
     result = run("demo", "--length", "96", "--heads", "4", "--head-dim", "16", "--seconds", "0")
     assert result.returncode == 0, result.stderr

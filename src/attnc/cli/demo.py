@@ -40,11 +40,24 @@ class Row:
     sdpa: float | None
 
 
+def _multiple_of_4(context: click.Context, parameter: click.Parameter, heads: int) -> int:
+    if heads % 4:
+        raise click.BadParameter(f"{heads} is no multiple of 4: one row shares a key/value head among 4 query heads")
+    return heads
+
+
 @click.command()
-@click.option("--length", default=2048, show_default=True, help="Queries and keys.")
-@click.option("--heads", default=8, show_default=True, help="Query heads (a multiple of 4).")
-@click.option("--head-dim", default=64, show_default=True, help="Elements of a head.")
-@click.option("--seconds", default=0.5, show_default=True, help="How long each contender is timed.")
+@click.option("--length", type=click.IntRange(min=1), default=2048, show_default=True, help="Queries and keys.")
+@click.option(
+    "--heads",
+    type=click.IntRange(min=4),
+    default=8,
+    callback=_multiple_of_4,
+    show_default=True,
+    help="Query heads (a multiple of 4).",
+)
+@click.option("--head-dim", type=click.IntRange(min=1), default=64, show_default=True, help="Elements of a head.")
+@click.option("--seconds", type=click.FloatRange(min=0), default=0.5, show_default=True, help="How long each one is timed.")
 def demo(length: int, heads: int, head_dim: int, seconds: float) -> None:
     """Compile and run a handful of mods, and compare them with f64 and with torch."""
     try:
