@@ -18,7 +18,7 @@ from torch.export import Dim
 from torch.nn.functional import scaled_dot_product_attention
 
 import attnc
-from attnc.cli.compile import compile_command
+from attnc.cli import commands
 from attnc.errors import ArgumentsError, AttncError, LoweringError
 from test_convert_torch_to_linalg_attention import Flex, Raw, heads, normal, raw_text
 from torch_graphs import Function
@@ -127,9 +127,12 @@ def test_reads_by_index_are_checked():
 def test_the_command_line_reads_pt2(tmp_path: Path):
     path = tmp_path / "block.pt2"
     torch.export.save(torch.export.export(Block().eval(), block_inputs(7)), path)
-    done = CliRunner().invoke(compile_command, [str(path)])
-    assert done.exit_code == 0, done.output
-    assert "func.func @forward" in done.output
+    for command in (["compile", str(path)], ["opt", str(path), "-p", "simplify-torch"]):
+        done = CliRunner().invoke(commands, command)
+        assert done.exit_code == 0, done.output
+        assert "func.func @forward" in done.output
+    done = CliRunner().invoke(commands, ["run", str(path)])
+    assert done.exit_code == 1 and "0 inputs given" in done.output
 
 
 def test_the_page_says_what_is_so(tmp_path: Path):

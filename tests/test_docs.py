@@ -118,3 +118,13 @@ def test_the_example_of_training_gives_gradients():
     for name in ("query", "key", "value", "bias"):
         gradient = scope[name].grad
         assert gradient is not None and torch.isfinite(gradient).all() and gradient.abs().sum() > 0
+
+
+def test_what_is_moved_to_attnc_gives_the_same():
+    blocks = re.findall(r"^```python\n(.*?)^```", (DOCS / "moving.md").read_text(), re.MULTILINE | re.DOTALL)
+    scope: dict = {}
+    exec(blocks[0], scope)
+    assert len(blocks) == 8
+    for block in blocks[1:]:
+        exec(block, scope)
+        assert torch.allclose(scope.pop("ours"), scope.pop("theirs"), rtol=1e-4, atol=2e-5), block

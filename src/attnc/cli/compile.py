@@ -21,14 +21,8 @@ def compile_command(file: str, emit: str, function: str | None, output: str) -> 
     mlir: the module after all passes of a whole program: kernels' functions and the host function that calls them.
     llvm, asm: the code of every kernel, for inputs in row-major order.
     """
-    name = "<stdin>" if file == "-" else file
+    text, name = read_text(file)
     with reporting(name):
-        if file.endswith(".pt2"):
-            from attnc.compile_program import text_of_exported_file
-
-            text = text_of_exported_file(file)
-        else:
-            text, name = read_text(file)
         result = _emitted(text, name, emit, function)
         try:
             with click.open_file(output, "w", encoding="utf-8") as stream:

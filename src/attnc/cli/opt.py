@@ -17,7 +17,7 @@ from attnc.cli.reading import read_text, reporting
 @click.option("--list", "list_passes", is_flag=True, help="Print the names of all passes and end.")
 @click.option("--output", "-o", type=click.Path(dir_okay=False, allow_dash=True), default="-", help="Where the result goes.")
 def opt(file: str, passes: str, print_ir_after_all: bool, emit_iree: bool, list_passes: bool, output: str) -> None:
-    """Run passes on the MLIR text of FILE (- is stdin) and print the result.
+    """Run passes on the program in FILE (.mlir; .pt2 as torch.export.save writes it; - is stdin) and print the result.
 
     A module that does not parse or verify gets file:line:col, its line and a caret, and exit code 1.
     """

@@ -13,8 +13,13 @@ from attnc.errors import AttncError
 
 
 def read_text(file: str) -> tuple[str, str]:
-    """(text, what to call it) of a file, or of stdin for "-"."""
+    """(MLIR text, what to call it) of a file, of an exported program's (.pt2), or of stdin for "-"."""
     name = "<stdin>" if file == "-" else file
+    if file.endswith(".pt2"):
+        with reporting(name):
+            from attnc.compile_program import text_of_exported_file
+
+            return text_of_exported_file(file), name
     try:
         return (sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")), name
     except (OSError, UnicodeDecodeError) as error:

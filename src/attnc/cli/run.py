@@ -24,7 +24,7 @@ _NUMPY = {"f64": "float64", "f32": "float32", "f16": "float16", "i1": "bool", "i
 )
 @click.option("--output", "-o", "outputs", multiple=True, help="One for each result: @file.npy, or - to print it (as without).")
 def run(file: str, function: str | None, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> None:
-    """Compile the MLIR module in FILE (- is stdin) and run it.
+    """Compile the program in FILE (.mlir; .pt2 as torch.export.save writes it; - is stdin) and run it.
 
     Inputs are read from .npy files or written out as SHAPExDTYPE=VALUES: one value for all elements, or all of them,
     separated by commas or spaces. Without values they are zeros.
