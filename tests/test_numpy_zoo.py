@@ -13,6 +13,7 @@ import attnc
 import attnc.numpy
 from attnc.capture.capture import capture
 from attnc.capture.numpy_capture import capture_numpy
+from attnc.errors import UnsupportedModError
 from oracle import check
 from record_interpreter import run_record
 from zoo import ENTRIES, LAYOUTS
@@ -91,3 +92,10 @@ def test_record_does_what_the_mod_does(name):
                 np.testing.assert_allclose(got, wanted, rtol=1e-6)
             else:
                 np.testing.assert_array_equal(got, wanted)
+
+
+def test_a_function_of_torch_in_a_numpy_mod():
+    p = numpy_problem("identity")
+    with pytest.raises(UnsupportedModError, match="a NumPy mod calls torch's tanh") as caught:
+        attnc.numpy.attention(p.query, p.key, p.value, lambda s, b, h, q, k: torch.tanh(s))
+    assert caught.value.filename == __file__ and "attnc.flex_attention" in (caught.value.remedy or "")
