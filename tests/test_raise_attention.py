@@ -51,6 +51,16 @@ def qkv(graph: LinalgText, shape: Sequence[int] = (2, 3, 4, 8), element: str = "
     return query, key, value
 
 
+def exponentials(graph: LinalgText, q: Value, k: Value) -> tuple[Value, Value, Value]:
+    """The scores' maximum, exp(score - maximum), and its sum."""
+    scores = graph.einsum("bhqe,bhke->bhqk", q, k)
+    top = graph.reduce("maximumf", "bhqk->bhq", scores, float("-inf"))
+    body = "%d = arith.subf %a0, %a1 : f32\n      %r = math.exp %d : f32"
+    weights = graph.elementwise("bhqk,bhq->bhqk", [scores, top], body)
+    total = graph.reduce("addf", "bhqk->bhq", weights, 0.0)
+    return top, weights, total
+
+
 def test_scale_and_bias():
     graph = LinalgText()
     q, k, v = qkv(graph)
@@ -219,11 +229,7 @@ def test_a_soft_cap_sees_natural_scores():
 def test_log_sum_exp_comes_from_the_running_sums():
     graph = LinalgText()
     q, k, v = qkv(graph)
-    scores = graph.einsum("bhqe,bhke->bhqk", q, k)
-    top = graph.reduce("maximumf", "bhqk->bhq", scores, float("-inf"))
-    body = "%d = arith.subf %a0, %a1 : f32\n      %r = math.exp %d : f32"
-    weights = graph.elementwise("bhqk,bhq->bhqk", [scores, top], body)
-    total = graph.reduce("addf", "bhqk->bhq", weights, 0.0)
+    top, weights, total = exponentials(graph, q, k)
     out = graph.einsum("bhqk,bhke->bhqe", graph.binary("divf", "bhqk,bhq->bhqk", weights, total), v)
     lse = graph.elementwise("bhq,bhq->bhq", [top, total], "%l = math.log %a1 : f32\n      %r = arith.addf %a0, %l : f32")
     module = raised(graph, out, lse)
@@ -350,11 +356,7 @@ def test_dead_rows_beside_their_log_sum_exp_are_left():
     graph = LinalgText()
     q, k, v = qkv(graph)
     rows = graph.argument("rows", (2, 4), "i1")
-    scores = graph.einsum("bhqe,bhke->bhqk", q, k)
-    top = graph.reduce("maximumf", "bhqk->bhq", scores, float("-inf"))
-    body = "%d = arith.subf %a0, %a1 : f32\n      %r = math.exp %d : f32"
-    weights = graph.elementwise("bhqk,bhq->bhqk", [scores, top], body)
-    total = graph.reduce("addf", "bhqk->bhq", weights, 0.0)
+    _top, weights, total = exponentials(graph, q, k)
     zero = graph.number(0.0)
     body = f"%w = arith.divf %a0, %a1 : f32\n      %r = arith.select %a2, %w, {zero.name} : f32"
     weights = graph.elementwise("bhqk,bhq,bq->bhqk", [weights, total, rows], body)
@@ -374,11 +376,7 @@ def test_nan_to_num_before_the_division_is_left():
     """exp(score - max) is NaN for one key alone, where the score is; the sum leaves it out then."""
     graph = LinalgText()
     q, k, v = qkv(graph)
-    scores = graph.einsum("bhqe,bhke->bhqk", q, k)
-    top = graph.reduce("maximumf", "bhqk->bhq", scores, float("-inf"))
-    body = "%d = arith.subf %a0, %a1 : f32\n      %r = math.exp %d : f32"
-    weights = graph.elementwise("bhqk,bhq->bhqk", [scores, top], body)
-    total = graph.reduce("addf", "bhqk->bhq", weights, 0.0)
+    _top, weights, total = exponentials(graph, q, k)
     zero = graph.number(0.0)
     body = f"%n = arith.cmpf uno, %a0, %a0 : f32\n      %r = arith.select %n, {zero.name}, %a0 : f32"
     weights = graph.elementwise("bhqk->bhqk", [weights], body)

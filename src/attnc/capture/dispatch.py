@@ -273,9 +273,8 @@ def _write(tracer: Tracer, func: Any, schema: Schema, args: tuple, kwargs: dict[
         raise refuse(InPlaceModError, f"a mod writes in place: {schema.name}")
     result = _record(tracer, functional, schema_of(functional), args, kwargs)
     new = tracer.value(result)
-    if (
-        torch.Tag.inplace_view in func.tags
-    ):  # `squeeze_` and its like, which torch's own product of a vector and a matrix ends in
+    if torch.Tag.inplace_view in func.tags:
+        # `squeeze_` and its like, which torch's own product of a vector and a matrix ends in.
         _run(tracer, func, schema, args, kwargs)
         value.operand, value.origins, value.shared = new.operand, new.origins, False
         return target
