@@ -18,7 +18,6 @@ from attnc import pipeline
 from attnc.lowered import CompiledAttention, Lowered
 from attnc.runtime.abi import KernelRecord
 from attnc.runtime.attention import Attention
-from attnc.runtime.sequence import KernelSequence
 from attnc.target import Target
 
 EMULATOR, COMPILER = "qemu-aarch64", "aarch64-linux-gnu-gcc"
@@ -39,7 +38,7 @@ def attention(lowered: Lowered, target: Target, directory: Path) -> CompiledAtte
     kernel = compiled.kernel
 
     def run(words: Sequence[int | float], keep: object = None) -> int:
-        return launch(program, record, words, kernel.part_words(words)[0] if isinstance(kernel, KernelSequence) else [])
+        return launch(program, record, words, kernel.part_words(words))
 
     compiled.launch = run
     host = Target.host()

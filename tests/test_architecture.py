@@ -26,6 +26,7 @@ LAYERS: list[set[str]] = [
     {"graph_pipeline"},
     {
         "flex",
+        "layouts",
         "integrations",
         "program_text",
         "programs",

@@ -150,7 +150,7 @@ def is_watched() -> bool:
 
 
 def check_modes() -> None:
-    """Refuse calls that something traces: torch.compile, make_fx, torch.func. Raises `UnsupportedTransformError`."""
+    """Refuse what cannot be done while torch.compile, make_fx or torch.func trace. Raises `UnsupportedTransformError`."""
     if is_dynamo_compiling():
         raise UnsupportedTransformError("attnc is called inside a torch.compile region")
     if peek_interpreter_stack() is not None:

@@ -14,8 +14,8 @@ from attnc import programs
 from attnc.errors import ArgumentsError, AttncError, CaptureIndexError, ModDivisionError, ShapeError, TorchMissingError
 from attnc.runtime.abi import Argument
 from attnc.runtime.cache import Entry, disk_cache, make_key
-from attnc.runtime.graph import GraphProgram, Launchable
-from attnc.runtime.sequence import kernel_of
+from attnc.runtime.graph import GraphProgram
+from attnc.runtime.launch import Kernel
 from attnc.runtime.whole_imports import COMPILER, import_whole
 from attnc.target import Target
 
@@ -234,7 +234,7 @@ def _loaded(parts: tuple[Any, ...], make) -> GraphProgram:
     return GraphProgram(entry.record, entry.blobs, _build, _locate, _settle)
 
 
-def _build(kernel: dict[str, Any], variant: dict[str, Any]) -> Launchable:
+def _build(kernel: dict[str, Any], variant: dict[str, Any]) -> Kernel:
     def compile_now() -> tuple[list[bytes], dict[str, Any]]:
         from attnc import graph_pipeline
         from attnc.lowered import refusing
@@ -243,7 +243,7 @@ def _build(kernel: dict[str, Any], variant: dict[str, Any]) -> Launchable:
             return graph_pipeline.compile_graph_kernel(kernel, variant)
 
     def load(record, objects):
-        loaded = kernel_of(record, objects)
+        loaded = Kernel(record, objects)
         loaded.load()
         return loaded
 

@@ -1,7 +1,8 @@
 """`flex_attention`: torch's signature, compiled for the CPU.
 
 A call goes: check the tensors → find the layout (by sizes and strides, remembered) → capture the mods → find the program
-(remembered, else on disk, else compiled) → allocate the results → launch.
+(remembered, else on disk, else compiled) → allocate the results → launch. A call without mods that has been made before, on other
+tensors of the same sizes, finds all of that done (`layouts.repeat`).
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ try:
 except ImportError as error:
     raise TorchMissingError("attnc.flex_attention needs torch, which is not installed") from error
 
-from attnc import checks
+from attnc import checks, layouts
 from attnc.capture import environment, modes
 from attnc.capture.block_mask import PARTIAL, and_masks, read_block_mask
-from attnc.capture.capture import capture
-from attnc.checks import DTYPES, PLAIN_KEYS, dispatch_keys, in_forward_mode, is_watched
-from attnc.runtime.attention import Layout, few_queries
-from attnc.runtime.signature import ANY, UNIT, Signature
+from attnc.capture.capture import NOTHING, capture
+from attnc.checks import DTYPES, PLAIN_KEYS, dispatch_keys, in_forward_mode, is_dynamo_compiling, is_watched, may_differentiate
+from attnc.layouts import CPU, layout_of
+from attnc.runtime.attention import Layout
+from attnc.runtime.signature import Signature
 
 is_autocast_enabled = torch.is_autocast_enabled
-CPU = torch.device("cpu")
 TRACING = (environment, modes)
 """What tracing a mod needs, imported now: a process that forks while another thread is in the middle of an import has a child
 that cannot import it any more."""
@@ -118,6 +119,11 @@ def flex_attention(
     Raises a class of `attnc.errors` before anything runs: ShapeError, DtypeError, DeviceError, UnsupportedModError,
     BlockMaskError, …; CaptureIndexError where a mod indexes a captured tensor out of range.
     """
+    plain = not is_dynamo_compiling() and score_mod is None and mask_mod is None and block_mask is None
+    if plain and not return_lse and return_aux is None and kernel_options is None:
+        found = layouts.repeat(query, key, value, NOTHING.record, scale, enable_gqa)
+        if found is not None:
+            return found
     if is_watched():
         from attnc.integrations import traced
 
@@ -163,12 +169,12 @@ def checked_call(
     own_places: bool = False,
     out_by_rows: bool = False,
 ) -> Call:
-    """Check the arguments of `flex_attention` and capture its mods (`own_places`: see `capture`). With `out_by_rows` out's
-    memory is [B, Sq, Hq, Ev], whatever the order of query's strides. Raises classes of `attnc.errors`."""
+    """Check the arguments of `flex_attention`, which nothing watches, and capture its mods (`own_places`: see `capture`).
+    With `out_by_rows` out's memory is [B, Sq, Hq, Ev], whatever the order of query's strides. Raises classes of
+    `attnc.errors`."""
     if kernel_options is not None:
         checks.check_kernel_options(kernel_options)
     want_lse, want_max = (return_lse, False) if return_aux is None else requested(return_aux, return_lse)
-    checks.check_modes()
     call = Call()
     call.has_values = True
     if not (
@@ -191,11 +197,11 @@ def checked_call(
         raise DtypeError(f"query, key and value have dtypes {query.dtype}, {key.dtype} and {value.dtype}")
     call.query, call.key, call.value = query, key, value
     call.differentiable, call.scale_tensor, call.out_by_rows = False, None, out_by_rows
-    if query.requires_grad or key.requires_grad or value.requires_grad or in_forward_mode():
+    if may_differentiate() and (query.requires_grad or key.requires_grad or value.requires_grad or in_forward_mode()):
         call.differentiable = checks.wants_gradient((("query", query), ("key", key), ("value", value)))
     if isinstance(scale, Tensor) and scale.requires_grad and checks.wants_gradient([("scale", scale)]):
         call.differentiable, call.scale_tensor = True, scale
-    call.layout, call.signature = _layout(query, key, value, bool(enable_gqa), bool(want_lse), want_max, out_by_rows)
+    call.layout, call.signature = layout_of(query, key, value, bool(enable_gqa), bool(want_lse), want_max, out_by_rows)
     if call.differentiable:
         make_differentiable(call)
     call.scale = checks.scale_value(scale, call.signature.head_dim)
@@ -211,7 +217,7 @@ def _capture(call: Call, score_mod: Any, block_mask: Any, mask_mod: Any, own_pla
         mask_mod = _read_block_mask(call, block_mask, mask_mod)
     score_dtype = torch.float64 if call.query.dtype is torch.float64 else torch.float32
     call.record, call.captures, call.numbers, _ = capture(score_mod, mask_mod, score_dtype=score_dtype, own_places=own_places)
-    if call.captures and checks.may_differentiate():
+    if call.captures and may_differentiate():
         names = (f"captured tensor '{type_.name}'" for type_ in call.record.captures)
         if checks.wants_gradient(list(zip(names, call.captures, strict=True))):
             make_differentiable(call)
@@ -222,7 +228,7 @@ def make_differentiable(call: Call) -> None:
     call.differentiable = True
     before = call.signature
     if not before.wide_lse:
-        call.layout, call.signature = _layout(
+        call.layout, call.signature = layout_of(
             call.query, call.key, call.value, True, True, before.return_max, call.out_by_rows, True
         )
         if before.block_size is not None:
@@ -246,46 +252,6 @@ def _read_block_mask(call: Call, block_mask: Any, mask_mod: Any) -> Any:
 @functools.lru_cache(maxsize=1024)
 def _with_block_size(signature: Signature, block_size: tuple[int, int]) -> Signature:
     return replace(signature, block_size=block_size)
-
-
-_layouts: dict[Any, tuple[Layout, Signature]] = {}
-_LAYOUTS_KEPT = 4096
-programs.on_forget.append(_layouts.clear)
-
-
-def _layout(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    enable_gqa: bool,
-    want_lse: bool,
-    want_max: bool,
-    out_by_rows: bool = False,
-    wide_lse: bool = False,
-) -> tuple[Layout, Signature]:
-    """The layout and the signature (without a BlockMask) of these tensors' sizes and strides, remembered."""
-    sizes = query.shape, key.shape, value.shape
-    strides = query.stride(), key.stride(), value.stride()
-    known = sizes, strides, query.dtype, enable_gqa, want_lse, want_max, out_by_rows, wide_lse
-    found = _layouts.get(known)
-    if found is None:
-        buffers = [(tuple(size), stride) for size, stride in zip(sizes, strides, strict=True)]
-        layout = Layout(*buffers, enable_gqa=enable_gqa, out_by_rows=out_by_rows)
-        signature = Signature(
-            DTYPES[query.dtype],
-            sizes[0][3],
-            sizes[2][3],
-            *(UNIT if stride[-1] == 1 else ANY for stride in strides),
-            return_lse=want_lse,
-            return_max=want_max,
-            few_queries=few_queries(sizes[0][0], sizes[0][1], sizes[1][1], sizes[0][2], sizes[1][2]),
-            wide_lse=wide_lse,
-        )
-        found = layout, signature
-        if len(_layouts) >= _LAYOUTS_KEPT:
-            _layouts.clear()
-        _layouts[known] = found
-    return found
 
 
 def results(call: Call) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -322,15 +288,22 @@ def run(call: Call) -> tuple[Tensor, Tensor | None, Tensor | None]:
             if statistics is not None:
                 statistics.fill_(-torch.inf)
         return out, lse, max_scores
-    record = call.record
-    known_record, attention = layout.program
-    if known_record is not record or call.blocks is not None:
-        attention = programs.program(record, signature)
-        if call.blocks is None:
-            layout.program = record, attention  # equal records are one object
     addresses = query.data_ptr(), call.key.data_ptr(), call.value.data_ptr()
     if not all(addresses):
         raise UnsupportedTensorError("the memory of query, key or value was freed (their storage has 0 bytes)")
+    record = call.record
+    results = [tensor for tensor in (out, lse, max_scores) if tensor is not None]
+    known_record, repeated = layout.repeated
+    if known_record is record and repeated is not None and call.blocks is None:
+        addresses = *addresses, *(tensor.data_ptr() for tensor in results)
+        if not repeated.launch(addresses, (call.scale,), (call, results)):
+            return out, lse, max_scores
+    known_record, attention = layout.program
+    again = known_record is record and call.blocks is None
+    if not again:
+        attention = programs.program(record, signature)
+        if call.blocks is None:
+            layout.program = record, attention  # equal records are one object
     words = [addresses[0], *layout.query, addresses[1], *layout.key, addresses[2], *layout.value, call.scale]
     for tensor in call.captures:
         address = tensor.data_ptr()
@@ -345,6 +318,8 @@ def run(call: Call) -> tuple[Tensor, Tensor | None, Tensor | None]:
         if statistics is not None:
             words += (statistics.data_ptr(), *layout.lse)
     words.append(layout.group)
+    if again and not call.captures and not call.numbers:
+        layout.repeated = record, attention.repeated(words)
     if attention.launch(words, (call, out, lse, max_scores)):
         from attnc import pipeline
 

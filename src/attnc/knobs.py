@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from attnc.errors import KnobError
 
 T = TypeVar("T")
+
+
+_environment: dict[Any, Any] | None = getattr(os.environ, "_data", None)
+"""The table behind `os.environ`. At every call it is asked for a name that is mostly not in it, where `os.environ.get` encodes
+the name, raises an exception and catches it."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +31,14 @@ class Knob(Generic[T]):
     default: T
     help: str
     compiles: bool = False
+    _key: Any = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_key", os.environ.encodekey(self.name))
 
     def __call__(self) -> T:
+        if _environment is not None and self._key not in _environment:
+            return self.default
         text = os.environ.get(self.name, "")
         if not text:
             return self.default

@@ -15,7 +15,6 @@ from attnc.runtime.abi import Argument, KernelRecord
 from attnc.runtime.attention import Attention, Layout
 from attnc.runtime.attention_backward import AttentionBackward
 from attnc.runtime.launch import Kernel
-from attnc.runtime.sequence import KernelSequence, kernel_of
 from attnc.target import Target
 
 if TYPE_CHECKING:
@@ -97,7 +96,7 @@ class Lowered:
                 attention = Attention(record, objects)
                 attention.kernel.load()
                 return CompiledAttention(attention, self.defaults, self._locate)
-            kernel = kernel_of(record, objects)
+            kernel = Kernel(record, objects)
             kernel.load()
             return CompiledKernel(kernel, self._locate)
 
@@ -130,9 +129,10 @@ def lower(
 
     Raises what `flex_attention` raises before it runs.
     """
-    from attnc import flex, pipeline
+    from attnc import checks, flex, pipeline
     from attnc.capture.to_torch import to_torch
 
+    checks.check_modes()
     call = flex.checked_call(
         query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse, kernel_options, return_aux, mask_mod, True
     )
@@ -179,7 +179,7 @@ def _described(arguments: Sequence[Argument]) -> str:
 class CompiledKernel:
     """A kernel whose arguments have no roles: call it on all of them in order, outputs included, which are written in place."""
 
-    def __init__(self, kernel: Kernel | KernelSequence, locate: Callable[[Sequence[int | float]], AttncError]):
+    def __init__(self, kernel: Kernel, locate: Callable[[Sequence[int | float]], AttncError]):
         self._kernel = kernel
         self._locate = locate
 

@@ -18,10 +18,10 @@ try:
 except ImportError as error:
     raise TorchMissingError("attnc.scaled_dot_product_attention needs torch, which is not installed") from error
 
-from attnc import checks, flex
-from attnc.capture.capture import capture
+from attnc import checks, flex, layouts
+from attnc.capture.capture import NOTHING, capture
 from attnc.capture.record import Record
-from attnc.checks import DTYPES, is_watched
+from attnc.checks import DTYPES, is_dynamo_compiling, is_watched
 from attnc.integrations.operator import check_operands
 from attnc.program_text import with_strides
 
@@ -60,6 +60,11 @@ def scaled_dot_product_attention(
 
     Raises classes of `attnc.errors`: DropoutError, AttentionMaskError, ShapeError, DtypeError, DeviceError, …
     """
+    if attn_mask is None and dropout_p == 0.0 and not is_dynamo_compiling():
+        mods = record(CAUSAL, query.dtype is torch.float64) if is_causal else NOTHING.record
+        found = layouts.repeat(query, key, value, mods, scale, enable_gqa)
+        if found is not None:
+            return found
     if is_watched():
         from attnc.integrations import traced_sdpa
 
@@ -75,7 +80,7 @@ def scaled_dot_product_attention(
     heads = key.shape[:2] if enable_gqa else query.shape[:2]
     if not plain or not (query.shape[0] == key.shape[0] and key.shape[:2] == value.shape[:2] == heads):
         query, key, value, shape = four_dims(query, key, value, enable_gqa)
-    call = flex.checked_call(query, key, value, None, None, scale, True, False, None, None, None)
+    call = flex.checked_call(query, key, value, None, None, scale, enable_gqa, False, None, None, None)
     if kind != PLAIN and call.has_values:
         captures = [] if mask is None else [expanded_mask(checks.plain_tensor("attn_mask", mask), shape, key.shape[2])]
         found = record(kind, query.dtype is torch.float64)
@@ -205,7 +210,7 @@ def record(kind: str, double: bool) -> Record:
     from attnc.integrations.graph_capture import plain_torch
 
     if kind == PLAIN:
-        return Record(None, None)
+        return NOTHING.record
     with plain_torch():
         score_mod, mask_mod = _mods(kind)
         found = capture(score_mod, mask_mod, score_dtype=torch.float64 if double else torch.float32).record

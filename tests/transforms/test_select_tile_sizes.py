@@ -25,10 +25,10 @@ def test_sizes_become_an_attribute():
 
 def test_few_queries_have_chunks_of_keys(monkeypatch: pytest.MonkeyPatch):
     text = attention_text("", head_dim=64).replace("attributes {", "attributes {attnc.few_queries, ")
-    filecheck(run_passes(text, *NAMES), "// CHECK: {attnc.tile = {rows = 24 : i64, keys = 128 : i64, chunk = 1024 : i64}}")
-    filecheck(run_passes(text, *NAMES, target=AVX2), "// CHECK: {attnc.tile = {rows = 18 : i64, keys = 128 : i64, chunk = 1024")
-    monkeypatch.setenv("ATTNC_TILE_CHUNK", "200")
-    filecheck(run_passes(text, *NAMES), "// CHECK: {attnc.tile = {rows = 24 : i64, keys = 128 : i64, chunk = 256 : i64}}")
+    filecheck(run_passes(text, *NAMES), "// CHECK: {attnc.tile = {rows = 24 : i64, keys = 256 : i64, chunk = 1024 : i64}}")
+    filecheck(run_passes(text, *NAMES, target=AVX2), "// CHECK: {attnc.tile = {rows = 18 : i64, keys = 256 : i64, chunk = 1024")
+    monkeypatch.setenv("ATTNC_TILE_CHUNK", "300")
+    filecheck(run_passes(text, *NAMES), "// CHECK: {attnc.tile = {rows = 24 : i64, keys = 256 : i64, chunk = 512 : i64}}")
 
 
 def test_sizes_that_are_there_stay():

@@ -32,7 +32,7 @@ def test_two_kernels():
         // CHECK:          %next_chunk = arith.addi %s0, %c1024 : index
         // CHECK-NEXT:     %chunk_end = arith.minui %next_chunk, %keys : index
         // CHECK-NEXT:     %chunk = arith.divui %s0, %c1024 : index
-        // CHECK-NEXT:     %max, %sum, %acc = tile.for %k0 = %s0 to %chunk_end step 128 carry(
+        // CHECK-NEXT:     %max, %sum, %acc = tile.for %k0 = %s0 to %chunk_end step 256 carry(
         // CHECK:            "iree_linalg_ext.online_attention"
         // CHECK:            }) {attnc.staging = "none", attnc.max_beside_sum} :
         // CHECK:          tile.store %acc, %partial_acc[%b, %h, %q, %chunk, %e]

@@ -9,7 +9,7 @@ MIN_KEYS, MAX_KEYS = 64, 512
 TASK_ROWS = 96
 FEW_ROWS = 16
 """What counts as few query rows; a task then has them all."""
-BLOCKS_IN_CHUNK = 8
+BLOCKS_IN_CHUNK, CHUNK_KEYS = 8, 1024
 
 
 def register_tile(target: Target, element_bits: int) -> tuple[int, int]:
@@ -63,13 +63,13 @@ def few_query_tile_sizes(target: Target, head_dim: int, value_dim: int, element_
     """(rows of a task, keys of a block, keys of a chunk) of attention with few queries, whose keys are shared among tasks.
 
     A task is one chunk of the keys for all rows. A block's keys and values are used once, so they need only stay in L2 for as
-    long as they take to read: a quarter of it. A chunk is some blocks, so that its partial results cost little beside it, and
-    yet caches of some thousand keys occupy all cores.
+    long as they take to read: a quarter of it. A chunk is some blocks, so that its partial results cost little beside it, but
+    no more than lets caches of some thousand keys occupy all cores.
     """
     tuned = stored_tile(target, head_dim, value_dim, element_bits, few_queries=True)
     if tuned is not None:
         return tuned.rows, tuned.keys, tuned.chunk or tuned.keys * BLOCKS_IN_CHUNK
     strip, _ = register_tile(target, element_bits)
-    keys = max(MIN_KEYS, min(128, target.l2_bytes // 4 // (element_bits // 8 * (head_dim + value_dim))))
+    keys = max(MIN_KEYS, min(MAX_KEYS, target.l2_bytes // 4 // (element_bits // 8 * (head_dim + value_dim))))
     keys = 1 << (keys.bit_length() - 1)
-    return strip * -(-FEW_ROWS // strip), keys, keys * BLOCKS_IN_CHUNK
+    return strip * -(-FEW_ROWS // strip), keys, min(CHUNK_KEYS, keys * BLOCKS_IN_CHUNK)

@@ -28,7 +28,9 @@ class Captured(NamedTuple):
     retraced: str | None = None
 
 
-_NOTHING = Captured(Record(None, None), (), ())
+NOTHING = Captured(Record(None, None), (), ())
+"""What a call without mods has."""
+
 _get_default_dtype = torch.get_default_dtype
 
 
@@ -43,7 +45,7 @@ def capture(
     and whatever the mod raises.
     """
     if score_mod is None and mask_mod is None:
-        return _NOTHING
+        return NOTHING
     key = (code_of(score_mod), code_of(mask_mod), score_dtype, _get_default_dtype())
     if torch._C._len_torch_function_stack():
         key += _function_modes()

@@ -15,6 +15,7 @@ from attnc.capture.reads import stride_pattern
 from attnc.capture.record import CaptureType, Record
 from attnc.errors import ArgumentsError, BlockMaskError, DtypeError, ShapeError
 from attnc.integrations.graph_capture import hint
+from attnc.layouts import layout_of
 from attnc.program_text import Program, from_text, with_strides
 from attnc.runtime.attention import check_shapes
 
@@ -75,9 +76,7 @@ def _call(
     call = flex.Call()
     call.has_values = True
     call.query, call.key, call.value = query, key, value
-    call.layout, call.signature = flex._layout(
-        query, key, value, True, read.return_lse, read.return_max, wide_lse=read.wide_lse
-    )
+    call.layout, call.signature = layout_of(query, key, value, True, read.return_lse, read.return_max, wide_lse=read.wide_lse)
     call.scale = checks.scale_value(scale if scale_tensor is None else scale_tensor, call.signature.head_dim)
     call.record = check_operands(read.record, captures, element)
     call.captures = captures
@@ -135,7 +134,7 @@ def compile_for(query: Tensor, key: Tensor, value: Tensor, captures: Sequence[Te
         for tensor in (query, key, value)
     ]
     like = [tensor.to(query.dtype) for tensor in like]
-    _, signature = flex._layout(like[0], like[1], like[2], True, program.return_lse, program.return_max)
+    _, signature = layout_of(like[0], like[1], like[2], True, program.return_lse, program.return_max)
     if program.block_size is not None:
         signature = flex._with_block_size(signature, program.block_size)
     patterns = tuple(

@@ -21,9 +21,10 @@ import torch
 from torch import Tensor
 from transformers.utils.output_capturing import _active_collector
 
-from attnc import flex
+from attnc import flex, layouts
 from attnc.capture.block_mask import _TorchBlockMask
-from attnc.checks import is_watched
+from attnc.capture.capture import NOTHING
+from attnc.checks import is_dynamo_compiling, is_watched
 from attnc.errors import ArgumentsError, AttentionMaskError, AttentionWeightsError, DropoutError, UnsupportedModelError
 from attnc.integrations.transformers_masks import ModelMask
 from attnc.scaled_dot_product import CAUSAL, PLAIN, expanded_mask, record
@@ -78,6 +79,12 @@ def attention_forward(
     causal = attention_mask is None and query.shape[2] > 1
     if causal:
         causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    plain = not is_dynamo_compiling() and attention_mask is None and position_bias is None
+    if plain and softcap is None and sink is None:
+        mods = record(CAUSAL, query.dtype is torch.float64) if causal else NOTHING.record
+        out = layouts.repeat(query, key, value, mods, scaling, True, out_by_rows=True)
+        if out is not None:
+            return out, None
     if is_watched():
         return _through_operator(query, key, value, attention_mask, causal, scaling, softcap, sink, position_bias), None
     call = flex.checked_call(query, key, value, None, None, scaling, True, sink is not None, None, None, None, out_by_rows=True)

@@ -11,7 +11,6 @@ the bits of a double. Role "" marks an argument of a kernel that is not attentio
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -63,6 +62,11 @@ class Argument:
         return "Q" + "q" * (2 * self.rank) if self.kind == "buffer" else KINDS[self.kind]
 
     @property
+    def words(self) -> int:
+        """How many they are."""
+        return 1 + 2 * self.rank if self.kind == "buffer" else 1
+
+    @property
     def fixed_strides(self) -> tuple[int | None, ...]:
         """One entry a dim: the stride it must have, or None."""
         return _fields(self.strides, self.rank)
@@ -96,7 +100,7 @@ class KernelRecord:
 
     @property
     def words(self) -> int:
-        return struct.calcsize(self.format) // 8
+        return sum(argument.words for argument in self.arguments)
 
     def indices(self, *roles: str) -> tuple[int, ...]:
         """Positions of the arguments with one of these roles."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 from attnc.errors import CompileError, ShapeError
 from attnc.runtime.abi import KernelRecord
-from attnc.runtime.sequence import kernel_of
+from attnc.runtime.launch import Kernel, Repeated
 
 ORDER = ("query", "key", "value", "scale", "capture", "number", "blocks", "out", "lse", "max", "group")
 """Roles in the order in which kernels take them."""
@@ -37,7 +38,7 @@ class Attention:
         if any(roles.count(role) != 1 for role in ("query", "key", "value", "scale", "out")):
             raise CompileError(f"kernel {record.name} lacks one of query, key, value, scale, out: {roles}")
         self.record = record
-        self.kernel = kernel_of(record, objects)
+        self.kernel = Kernel(record, objects)
         self.launch = self.kernel.launch
         self.captures = [record.arguments[i] for i in record.indices("capture")]
         self.numbers = [record.arguments[i] for i in record.indices("number")]
@@ -45,6 +46,14 @@ class Attention:
         self.has_lse = "lse" in roles
         self.has_max = "max" in roles
         self.has_group = "group" in roles
+        starts = list(itertools.accumulate((argument.words for argument in record.arguments), initial=0))
+        self.addresses = [starts[place] for place in record.indices("query", "key", "value", "out", "lse", "max")]
+        """The places of these buffers' addresses among the words."""
+        self.scale = starts[roles.index("scale")]
+
+    def repeated(self, words: Sequence[int | float]) -> Repeated:
+        """Launches on tensors of the sizes in `words`: on the addresses of query, key, value and the results, and the scale."""
+        return Repeated(self.kernel, words, self.addresses, [self.scale])
 
 
 def group_of(heads: int, kv_heads: int, queries: int) -> int:
@@ -86,11 +95,13 @@ class Layout:
         "key",
         "lse",
         "lse_shape",
+        "memory",
         "out",
         "out_shape",
         "out_strides",
         "program",
         "query",
+        "repeated",
         "value",
         "without_keys",
         "without_rows",
@@ -111,6 +122,11 @@ class Layout:
         batch, heads, queries, _ = query[0]
         self.out_shape = (batch, heads, queries, value[0][3])
         self.out_strides = output_strides(self.out_shape, (3, 1, 2, 0) if out_by_rows else query[1])
+        self.memory: tuple[Sequence[int], Sequence[int]] = (self.out_shape, self.out_strides)
+        """The sizes and strides to allocate: of out, or of [B, Sq, Hq, Ev] where that is what the caller wants."""
+        if out_by_rows:
+            shape = (batch, queries, heads, value[0][3])
+            self.memory = (shape, output_strides(shape, (3, 2, 1, 0)))
         self.lse_shape = (batch, heads, queries)
         lse_strides = (max(heads, 1) * max(queries, 1), max(queries, 1), 1)
         self.query = (*query[0], *query[1])
@@ -119,6 +135,7 @@ class Layout:
         self.out = (*self.out_shape, *self.out_strides)
         self.lse = (*self.lse_shape, *lse_strides)
         self.program: tuple[Any, Any] = (None, None)  # the last trace record it was run with, and its program
+        self.repeated: tuple[Any, Repeated | None] = (None, None)  # such a record of nothing but tensors, run for a second time
         self.group = group_of(heads, key[0][1], queries)
         self.without_rows = batch * heads * queries == 0
         self.without_keys = key[0][2] == 0

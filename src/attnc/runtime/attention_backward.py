@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from attnc.errors import CompileError
 from attnc.runtime.abi import KernelRecord
-from attnc.runtime.sequence import kernel_of
+from attnc.runtime.launch import Kernel
 
 READ = ("query", "key", "value", "scale", "capture", "number", "blocks", "out", "lse", "d_out", "d_lse")
 WRITTEN = ("d_query", "d_key", "d_value", "d_scale", "d_capture")
@@ -39,7 +39,7 @@ class AttentionBackward:
         if missing:
             raise CompileError(f"kernel {record.name} lacks {', '.join(missing)}: {roles}")
         self.record = record
-        self.kernel = kernel_of(record, objects)
+        self.kernel = Kernel(record, objects)
         self.launch = self.kernel.launch
         self.captures = [record.arguments[i] for i in record.indices("capture")]
         self.numbers = [record.arguments[i] for i in record.indices("number")]

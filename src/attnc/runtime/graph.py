@@ -18,7 +18,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from attnc.errors import (
     ArgumentsError,
@@ -33,6 +33,7 @@ from attnc.runtime.arena import scratch
 from attnc.runtime.arrays import describe, scalar_word
 from attnc.runtime.graph_numbers import compute, fitted
 from attnc.runtime.graph_plan import Compute, Launch, Plan, Planner, Read
+from attnc.runtime.launch import Kernel
 
 PLANS_KEPT = 256
 SCALAR_KINDS = {"f16": "f32", "bf16": "f32", "i16": "i64", "i8": "i64", "i1": "i64"}
@@ -52,17 +53,11 @@ _READERS = {
 }
 
 
-class Launchable(Protocol):
-    """What runs a kernel: `runtime.launch.Kernel` or `runtime.sequence.KernelSequence`."""
-
-    def launch(self, words: Sequence[int | float], keep: object = None) -> int: ...
-
-
 @dataclass(frozen=True)
 class Variant:
     """A kernel compiled for one kind of layout."""
 
-    launchable: Launchable
+    launchable: Kernel
     kernel: dict[str, Any]
     variant: dict[str, Any]
 
@@ -79,7 +74,7 @@ class GraphProgram:
         self,
         program: dict[str, Any],
         blobs: Sequence[bytes],
-        build: Callable[[dict[str, Any], dict[str, Any]], Launchable],
+        build: Callable[[dict[str, Any], dict[str, Any]], Kernel],
         locate: Callable[[dict[str, Any], dict[str, Any], Sequence[int | float]], AttncError],
         settle: Callable[[Argument, Any], Any],
     ):

@@ -137,9 +137,9 @@ def thread_count() -> int:
     count = knobs.threads()
     if count is not None:
         return count
-    torch = sys.modules.get("torch")
-    if torch is not None and hasattr(torch, "get_num_threads"):
-        return torch.get_num_threads()
+    number = getattr(sys.modules.get("torch"), "get_num_threads", None)  # not there while torch is being imported
+    if number is not None:
+        return number()
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -15,7 +15,7 @@ from attnc.target import Target
 
 LANE_BITS = 128
 LINE_BYTES = 64
-AHEAD_BYTES = 24 * 1024
+AHEAD_BYTES = 8 * 1024
 """How far ahead of what is read its later rows are asked for, into L2. Memory that is read once comes too late without: a row
 is too short for the processor to see a stream in it, and where heads lie side by side the next row is on another page."""
 
