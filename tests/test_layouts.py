@@ -207,6 +207,10 @@ def test_errors_are_those_of_the_first_call(call):
         call(query, key.double(), value)
     with pytest.raises(DeviceError):
         call(query, key.to("meta"), value)
+    with pytest.raises(UnsupportedTensorError, match="layout"):
+        call(query, key.to_sparse(), value)
+    with pytest.raises(UnsupportedTensorError, match="layout"):
+        call(query, key.to_mkldnn(), value)
     with pytest.raises(UnsupportedTensorError, match="zero tensor"):
         call(query, torch.ops.aten._efficientzerotensor(SHAPE), value)
     if call is not by_transformers:

@@ -1,8 +1,8 @@
 """`flex_attention`: torch's signature, compiled for the CPU.
 
 A call goes: check the tensors → find the layout (by sizes and strides, remembered) → capture the mods → find the program
-(remembered, else on disk, else compiled) → allocate the results → launch. A call without mods that has been made before, on other
-tensors of the same sizes, finds all of that done (`layouts.repeat`).
+(remembered, else on disk, else compiled) → allocate the results → launch. A call without mods that has been made before, on
+other tensors of the same sizes, finds all of that done (`layouts.repeat`).
 """
 
 from __future__ import annotations

@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 import torch.autograd.forward_ad as forward_ad
+import torch.autograd.profiler as profiler
 from torch import Tensor
 
 from attnc import programs
 from attnc.capture.record import Record
-from attnc.checks import DTYPES, is_profiler_enabled, len_torch_dispatch_stack
+from attnc.checks import DTYPES, len_torch_dispatch_stack
 from attnc.runtime.attention import Layout, few_queries
 from attnc.runtime.signature import ANY, UNIT, Signature
 
@@ -26,7 +27,6 @@ KEPT = 4096
 empty_strided = torch.empty_strided
 is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 is_grad_enabled = torch.is_grad_enabled
-strided = torch.strided
 
 _layouts: dict[Any, tuple[Layout, Signature]] = {}
 programs.on_forget.append(_layouts.clear)
@@ -79,12 +79,12 @@ def repeat(
         or type(key) is not Tensor
         or type(value) is not Tensor
         or len_torch_dispatch_stack()
-        or is_profiler_enabled()
+        or profiler._is_profiler_enabled
         or is_any_autocast_enabled()
         or forward_ad._current_level >= 0
     ):
         return None
-    try:  # A tensor of torch.func's has no address (or that of 0), and so has one that it left behind.
+    try:  # A sparse tensor has no strides; one of torch.func's, or that it left behind, has no address (or that of 0).
         found = _layouts.get(
             (
                 (query.shape, key.shape, value.shape),
@@ -100,7 +100,6 @@ def repeat(
             known is not record
             or launches is None
             or not (query.is_cpu and key.is_cpu and value.is_cpu)
-            or not (query.layout is strided and key.layout is strided and value.layout is strided)
             or not (key.dtype is query.dtype and value.dtype is query.dtype)
             or (query.is_neg() or key.is_neg() or value.is_neg())
             or (is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad))

@@ -44,7 +44,6 @@ BYTES = {"f64": 8, "f32": 4, "i64": 8, "i32": 4, "f16": 2, "bf16": 2, "i8": 1}
 SIZES_KEPT = 1024
 
 _PLAN = struct.Struct("=4q")
-_CONTEXT = struct.Struct("=8Q")
 _PLAN_CALL = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)  # keeps the GIL: it takes nanoseconds
 
 
@@ -114,7 +113,7 @@ class Kernel:
         layout = struct.Struct(record.format + "".join("Q" + "q" * (2 * len(sizes)) for _, sizes in self._rules))
         self._pack = layout.pack_into
         self._words = layout.size // 8
-        self._fault = self._words + 4 + 7
+        self._context = self._words + 4
         self._sizes = itemgetter(*sorted({place for _, rule in self._rules for place, divisor in rule if divisor} or {0}))
         self._parts: dict[Any, _Parts] = {}
         self._frames: list[_Frame] = []
@@ -211,21 +210,24 @@ class Kernel:
             block = None
         if block is None or block.size < size:
             block = scratch.take(size)
-        base = block.address
+        words, base = frame.words, block.address
         for place, start in parts.places:
-            frame.words[place] = base + start
+            words[place] = base + start
         base += parts.bytes
-        context = 8 * (self._words + 4)
+        first = self._context
+        context = frame.address + 8 * first
+        words[first], words[first + 1] = frame.address, base
         fault = 0
         for address, call, thread_bytes, tasks, shared, zero, count in stages:
             if zero:
                 ctypes.memset(base, 0, zero)
-            _CONTEXT.pack_into(frame.buffer, context, frame.address, base, base + shared, thread_bytes, 0, 0, tasks, 0)
+            words[first + 2], words[first + 3], words[first + 4] = base + shared, thread_bytes, 0
+            words[first + 5], words[first + 6], words[first + 7] = 0, tasks, 0
             if count == 1:
-                call(frame.address + context)
+                call(context)
             else:
-                threads.team().run(address, call, frame.address + context, count, (frame, block, self._loaded, keep))
-            fault = frame.words[self._fault]
+                threads.team().run(address, call, context, count, (frame, block, self._loaded, keep))
+            fault = words[first + 7]
             if fault:
                 break
         if block.size <= SMALL_SCRATCH:
