@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import attnc
 from attnc import flex, layouts, programs
-from attnc.errors import DeviceError, DtypeError, ShapeError, UnsupportedTensorError
+from attnc.errors import ArgumentsError, DeviceError, DtypeError, ShapeError, UnsupportedTensorError
 from attnc.integrations.transformers_attention import attention_forward
 
 MODULE = SimpleNamespace(is_causal=True)
@@ -205,6 +205,9 @@ def test_errors_are_those_of_the_first_call(call):
     known(call)
     with pytest.raises(DtypeError):
         call(query, key.double(), value)
+    if call is not by_transformers:
+        with pytest.raises(ArgumentsError, match="query is a list"):
+            call([1.0], key, value)
     with pytest.raises(DeviceError):
         call(query, key.to("meta"), value)
     with pytest.raises(UnsupportedTensorError, match="layout"):
@@ -230,6 +233,8 @@ def test_grouped_heads_need_to_be_allowed():
     for call in (plain, attnc.flex_attention):
         with pytest.raises(ShapeError, match="enable_gqa"):
             call(query, key, value)
+    allowed = attnc.scaled_dot_product_attention(query, key, value, enable_gqa=True)
+    assert torch.equal(attnc.flex_attention(query, key, value, enable_gqa=[1]), allowed)  # type: ignore[arg-type]
 
 
 def test_parameters_are_no_obstacle(call):

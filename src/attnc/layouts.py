@@ -89,7 +89,7 @@ def repeat(
             (
                 (query.shape, key.shape, value.shape),
                 (query.stride(), key.stride(), value.stride()),
-                *(query.dtype, enable_gqa, False, False, out_by_rows, False),
+                *(query.dtype, bool(enable_gqa), False, False, out_by_rows, False),
             )
         )
         if found is None:

@@ -60,7 +60,7 @@ def scaled_dot_product_attention(
 
     Raises classes of `attnc.errors`: DropoutError, AttentionMaskError, ShapeError, DtypeError, DeviceError, …
     """
-    if attn_mask is None and dropout_p == 0.0 and not is_dynamo_compiling():
+    if type(query) is Tensor and attn_mask is None and dropout_p == 0.0 and not is_dynamo_compiling():
         mods = record(CAUSAL, query.dtype is torch.float64) if is_causal else NOTHING.record
         found = layouts.repeat(query, key, value, mods, scale, enable_gqa)
         if found is not None:
