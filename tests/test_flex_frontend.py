@@ -17,7 +17,7 @@ from torch.nn.attention import flex_attention as torch_flex
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest
 
 import attnc
-from attnc import errors, programs
+from attnc import errors, pipeline, programs
 from attnc.checks import KERNEL_OPTIONS
 
 flex_attention: Any = attnc.flex_attention  # called with wrong types on purpose
@@ -487,6 +487,34 @@ def test_the_first_imports_may_be_interrupted_again_and_again(cache_directory: A
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert [int(line.split()[-1]) >= 3 for line in result.stdout.splitlines()] == [True] * 4, result.stdout
+
+
+class Interrupted:
+    def __set_name__(self, owner: type, name: str) -> None:
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_that_python_wraps_is_an_interrupt(cache_directory: Any, monkeypatch: pytest.MonkeyPatch):
+    text = attnc.lower(Q, K, V).stages["torch"]
+
+    def make_a_class(*_: Any) -> Any:
+        return type("Class", (), {"field": Interrupted()})
+
+    class Module(torch.nn.Module):
+        def forward(self, query: Tensor) -> Tensor:
+            return torch.nn.functional.scaled_dot_product_attention(query, query, query)
+
+    for function in ("stages_text", "compile_attention", "pass_module"):
+        monkeypatch.setattr(pipeline, function, make_a_class)
+    doors: list[Callable[[], Any]] = [
+        lambda: attnc.lower(Q, K, V),
+        lambda: attnc.from_text(text),
+        lambda: flex_attention(Q, K, V, lambda score, b, h, i, j: score * 3.0 - 17.0 * j),
+        lambda: attnc.compile(Module(), (Q,)),
+    ]
+    for door in doors:
+        with pytest.raises(KeyboardInterrupt):
+            door()
 
 
 IMPORTED_AGAIN = """

@@ -16,7 +16,7 @@ from attnc.runtime.abi import Argument
 from attnc.runtime.cache import Entry, disk_cache, make_key
 from attnc.runtime.graph import GraphProgram
 from attnc.runtime.launch import Kernel
-from attnc.runtime.whole_imports import COMPILER, import_whole
+from attnc.runtime.whole_imports import COMPILER, import_whole, interrupts_as_such
 from attnc.target import Target
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ SAMPLE_SIZE = 40
 """What a dynamic size is taken to be where kernels are compiled before a call has said it."""
 
 
+@interrupts_as_such()
 def compile(
     program: Any, example_inputs: Any = None, *, dynamic_shapes: Any = None, function: str | None = None
 ) -> CompiledProgram:
@@ -52,6 +53,7 @@ def compile(
     return compiled
 
 
+@interrupts_as_such()
 def from_mlir(text: str, filename: str = "<text>", function: str | None = None) -> CompiledProgram:
     """The program of MLIR text; `filename` is named in errors. Kernels are compiled when they are first needed."""
     return CompiledProgram(_from_text(text, filename, function))
@@ -84,6 +86,7 @@ def _exported(program: Any, example_inputs: Any, dynamic_shapes: Any) -> tuple[E
     return from_exported(program, read_program), inputs
 
 
+@interrupts_as_such()
 def text_of_exported_file(path: str) -> str:
     """What torch.export.save wrote, as MLIR text in the torch dialect. Raises `ArgumentsError` where it is no such file."""
     try:

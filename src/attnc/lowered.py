@@ -15,6 +15,7 @@ from attnc.runtime.abi import Argument, KernelRecord
 from attnc.runtime.attention import Attention, Layout
 from attnc.runtime.attention_backward import AttentionBackward
 from attnc.runtime.launch import Kernel
+from attnc.runtime.whole_imports import interrupts_as_such
 from attnc.target import Target
 
 if TYPE_CHECKING:
@@ -108,6 +109,7 @@ class Lowered:
         return pipeline.locate(self.module, Target.host(), words)
 
 
+@interrupts_as_such()
 def lower(
     query: Any,
     key: Any,
@@ -145,6 +147,7 @@ def lower(
     return Lowered(stages, defaults, module)
 
 
+@interrupts_as_such()
 def from_text(text: str, filename: str = "<text>") -> Lowered:
     """The program of MLIR text that any stage printed, edited or not, or that was written by hand; it is taken up at the stage
     that `attnc.stage` names. `.compile()` makes it callable, on query, key, value and `captures=[…]`: a text holds no tensors.
@@ -164,7 +167,8 @@ def from_text(text: str, filename: str = "<text>") -> Lowered:
 def refusing(what: str) -> Iterator[None]:
     """What a pass stumbles over in a module that no pass before it has made is a `LoweringError` that names it."""
     try:
-        yield
+        with interrupts_as_such():
+            yield
     except AttncError:
         raise
     except Exception as error:

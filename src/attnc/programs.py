@@ -21,6 +21,7 @@ from attnc.runtime.attention import Attention
 from attnc.runtime.attention_backward import AttentionBackward
 from attnc.runtime.cache import Entry, disk_cache, make_key
 from attnc.runtime.signature import Signature
+from attnc.runtime.whole_imports import interrupts_as_such
 
 Loaded = TypeVar("Loaded")
 
@@ -55,6 +56,7 @@ def backward_program(record: Any, signature: Signature, needs: Sequence[bool]) -
     return found if found is not None else _found_or_made(key, lambda: _load_or_compile_backward(*key))
 
 
+@interrupts_as_such()
 def _found_or_made(key: Hashable, make: Callable[[], Any]) -> Any:
     with _compiling:
         found = _programs.get(key)
@@ -124,6 +126,7 @@ def _collector_paused() -> Iterator[None]:
 
 
 @_collector_paused()
+@interrupts_as_such()
 def cached(
     parts: Hashable,
     compile_now: Callable[[], tuple[list[bytes], dict[str, Any]]],

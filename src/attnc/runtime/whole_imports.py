@@ -42,6 +42,18 @@ def import_whole(names: Sequence[str]) -> None:
 
 
 @contextmanager
+def interrupts_as_such() -> Iterator[None]:
+    """A Ctrl-C that comes while a class is being made leaves Python as a RuntimeError (of `__set_name__`) that it caused: here
+    it becomes itself again. Also a decorator."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):
+            raise error.__cause__ from None
+        raise
+
+
+@contextmanager
 def _signals_wait() -> Iterator[None]:
     """Signals whose handlers are Python functions are handled when the context ends. Python runs such handlers in its main
     thread alone: in others there is nothing to hold back."""
