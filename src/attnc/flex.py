@@ -292,11 +292,11 @@ def run(call: Call) -> tuple[Tensor, Tensor | None, Tensor | None]:
     if not all(addresses):
         raise UnsupportedTensorError("the memory of query, key or value was freed (their storage has 0 bytes)")
     record = call.record
-    results = [tensor for tensor in (out, lse, max_scores) if tensor is not None]
+    made = [tensor for tensor in (out, lse, max_scores) if tensor is not None]
     known_record, repeated = layout.repeated
     if known_record is record and repeated is not None and call.blocks is None:
-        addresses = *addresses, *(tensor.data_ptr() for tensor in results)
-        if not repeated.launch(addresses, (call.scale,), (call, results)):
+        addresses = *addresses, *(tensor.data_ptr() for tensor in made)
+        if not repeated.launch(addresses, (call.scale,), (call, made)):
             return out, lse, max_scores
     known_record, attention = layout.program
     again = known_record is record and call.blocks is None

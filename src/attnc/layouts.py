@@ -43,11 +43,10 @@ def layout_of(
     wide_lse: bool = False,
 ) -> tuple[Layout, Signature]:
     """The layout and the signature (without a BlockMask) of these tensors' sizes and strides, remembered."""
-    sizes = query.shape, key.shape, value.shape
-    strides = query.stride(), key.stride(), value.stride()
-    known = sizes, strides, query.dtype, enable_gqa, want_lse, want_max, out_by_rows, wide_lse
+    known = _key(query, key, value, enable_gqa, want_lse, want_max, out_by_rows, wide_lse)
     found = _layouts.get(known)
     if found is None:
+        sizes, strides, *_ = known
         buffers = [(tuple(size), stride) for size, stride in zip(sizes, strides, strict=True)]
         layout = Layout(*buffers, enable_gqa=enable_gqa, out_by_rows=out_by_rows)
         signature = Signature(
@@ -65,6 +64,15 @@ def layout_of(
             _layouts.clear()
         _layouts[known] = found
     return found
+
+
+def _key(query: Tensor, key: Tensor, value: Tensor, *options: bool) -> tuple[Any, ...]:
+    return (
+        (query.shape, key.shape, value.shape),
+        (query.stride(), key.stride(), value.stride()),
+        query.dtype,
+        *options,
+    )
 
 
 def repeat(
@@ -85,13 +93,9 @@ def repeat(
     ):
         return None
     try:  # A sparse tensor has no strides; one of torch.func's, or that it left behind, has no address (or that of 0).
-        found = _layouts.get(
-            (
-                (query.shape, key.shape, value.shape),
-                (query.stride(), key.stride(), value.stride()),
-                *(query.dtype, bool(enable_gqa), False, False, out_by_rows, False),
-            )
-        )
+        if is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+            return None
+        found = _layouts.get(_key(query, key, value, bool(enable_gqa), False, False, out_by_rows, False))
         if found is None:
             return None
         layout = found[0]
@@ -102,7 +106,6 @@ def repeat(
             or not (query.is_cpu and key.is_cpu and value.is_cpu)
             or not (key.dtype is query.dtype and value.dtype is query.dtype)
             or (query.is_neg() or key.is_neg() or value.is_neg())
-            or (is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad))
         ):
             return None
         addresses = query.data_ptr(), key.data_ptr(), value.data_ptr()

@@ -56,7 +56,6 @@ def backward_program(record: Any, signature: Signature, needs: Sequence[bool]) -
     return found if found is not None else _found_or_made(key, lambda: _load_or_compile_backward(*key))
 
 
-@interrupts_as_such()
 def _found_or_made(key: Hashable, make: Callable[[], Any]) -> Any:
     with _compiling:
         found = _programs.get(key)

@@ -135,7 +135,10 @@ class Layout:
         self.out = (*self.out_shape, *self.out_strides)
         self.lse = (*self.lse_shape, *lse_strides)
         self.program: tuple[Any, Any] = (None, None)  # the last trace record it was run with, and its program
-        self.repeated: tuple[Any, Repeated | None] = (None, None)  # such a record of nothing but tensors, run for a second time
+        self.repeated: tuple[Any, Repeated | None] = (
+            None,
+            None,
+        )  # the last one without captures that came twice, and its launches
         self.group = group_of(heads, key[0][1], queries)
         self.without_rows = batch * heads * queries == 0
         self.without_keys = key[0][2] == 0
